@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# All tests in two passes: `make test`. Arguments go to pytest: make test ARGS="-k hang"
+# The first pass runs on two cores; tests/integration starts whole jobs, so it runs alone, one test after the other.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+closing=()
+failed=0
+colour=$([[ -t 1 ]] && echo yes || echo no)
+
+pass() {
+    local name=$1 code
+    shift
+    echo "== tests: $name"
+    .venv/bin/python -m pytest --color="$colour" --durations=10 --durations-min=0.2 "$@" </dev/null 2>&1 | tee "$output"
+    code=${PIPESTATUS[0]}
+    # 5: no test was selected, which is a failure unless a selection was asked for.
+    ((code == 0 || (code == 5 && selected))) || failed=$code
+    closing+=("$(grep . "$output" | tail -n 1)")
+}
+
+selected=$(($# > 0))
+pass "pure and small" tests --ignore=tests/integration -n 2 --dist=loadfile "$@"
+pass "integration, real processes" tests/integration --timeout=120 "$@"
+echo "== tests: ${SECONDS} s in all"
+printf '%s\n' "${closing[@]}"
+exit "$failed"

@@ -1,0 +1,92 @@
+"""Entry point of `everstep`: finds the command, runs it, and turns a user's error into one line and an exit code.
+
+A command is a function named in `COMMANDS` by its import path; cyclopts reads its signature and imports it only when
+it is called. `run` has a parser of its own (its options end at the script) and does not even load cyclopts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from everstep.core.errors import EverstepError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+# Name -> (import path of its function, one line of help). A function returns its exit code, or None for 0.
+COMMANDS = {
+    "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
+}
+
+
+def run(*tokens: str) -> int:
+    """Run a training script through failures: `everstep run [options] script.py [arguments of the script]`."""
+    from everstep.cli import options
+
+    line = options.split(tokens)
+    if line.has("--help"):
+        sys.stdout.write(options.help_text())
+        return ExitCode.OK
+    request = options.request(line, os.environ)
+    for note in request.said:
+        print(f"everstep: note: {note}", file=sys.stderr)
+    if request.dry_run:
+        from everstep.core.layers import to_toml
+
+        sys.stdout.write(to_toml(request.resolved))
+        return ExitCode.OK
+    from everstep.cli import runner  # asyncio and all of control: not needed to refuse a bad command line
+
+    return runner.run(request.config)
+
+
+def app() -> App:
+    """The cyclopts application with every command registered by its import path."""
+    from cyclopts import App
+
+    def version() -> str:
+        from importlib.metadata import version
+
+        return version("everstep")
+
+    made = App(
+        name="everstep",
+        help="Keeps a PyTorch training job running through failures.",
+        version=version,
+        result_action="return_value",
+        exit_on_error=False,
+        print_error=False,
+    )
+    for name, (path, text) in COMMANDS.items():
+        made.command(path, name=name, help=text)
+    return made
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code. Raises EverstepError for what the user can mend."""
+    if arguments[:1] == ["run"]:
+        return run(*arguments[1:])
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(COMMANDS)}"
+        raise UsageError(f"unknown command {arguments[0]!r}{hint}")
+    from cyclopts import CycloptsError
+
+    try:
+        code = app()(list(arguments))
+    except CycloptsError as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    return int(code or 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What the `everstep` program calls; its return value is the exit status."""
+    try:
+        return int(dispatch(list(sys.argv[1:] if arguments is None else arguments)))
+    except EverstepError as error:
+        print(f"everstep: error: {error}", file=sys.stderr)
+        return int(error.code)

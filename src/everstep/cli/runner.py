@@ -1,0 +1,262 @@
+"""What `everstep run` does on its host: starts the controller (where it belongs here) and the agents, and minds them.
+
+It trains nothing and decides nothing. A controller that dies is started again on the same listening socket,
+so nobody is ever refused; an agent that dies is reported at once, swept up after, and started again. Its own
+death ends everything it started (parent-death signals).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from everstep.cli.narrate import Narrator
+from everstep.cli.seat import Seat, num_slots, take_seat
+from everstep.control import sweep
+from everstep.control.prepare import AgentOptions
+from everstep.control.token import create_token, read_token
+from everstep.control.transport import connect
+from everstep.core import wire
+from everstep.core.config import RunConfig
+from everstep.core.errors import ExitCode, Unreachable
+
+AGENT_LIVES = 16  # of one node; a node that dies more often is broken
+CONTROLLER_DEATHS = 20  # in a row within a minute: something is wrong with the host
+PR_SET_PDEATHSIG = 1
+
+
+def run(config: RunConfig) -> int:
+    """Run the job to its end, or this host's part in it; returns the exit code (see core.errors)."""
+    seat = take_seat(config)
+    launcher = Launcher.hosting(config, seat) if seat.listener else Launcher.joining(config, seat)
+    return asyncio.run(launcher.run())
+
+
+class Launcher:
+    """One `everstep run`: the processes of this host."""
+
+    def __init__(self, config: RunConfig, seat: Seat, job: str, run_dir: Path) -> None:
+        self.config = config
+        self.job = job
+        self.run_dir = run_dir
+        self.listener = seat.listener
+        self.host, self.port = seat.host, seat.port
+        self.seat = seat
+        self.token_file = Path(seat.token) if seat.token else run_dir / "token"
+        self.controller: asyncio.subprocess.Process | None = None
+        self.agents: dict[str, asyncio.subprocess.Process] = {}
+        self.stops = 0
+        self.ending = asyncio.Event()
+        self.exit_code = int(ExitCode.INTERNAL)
+        self.minders: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def hosting(cls, config: RunConfig, seat: Seat) -> Launcher:
+        """This host has the controller: a new job, its run folder, its token."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        job = f"{config.job or Path(config.worker.target).stem or 'job'}-{stamp}-{secrets.token_hex(2)}"
+        launcher = cls(config, seat, job, Path(config.logs.run_dir).absolute() / job)
+        launcher.run_dir.mkdir(parents=True)
+        if not launcher.token_file.exists() and not config.control.token_file:
+            launcher.token_file.parent.mkdir(parents=True, exist_ok=True)
+            create_token(launcher.token_file)
+        (launcher.run_dir / "config.json").write_bytes(msgspec.json.encode(config))
+        where = {"host": launcher.host, "port": launcher.port, "job": job, "token_file": str(launcher.token_file)}
+        (launcher.run_dir / "controller.json").write_bytes(msgspec.json.encode(where))
+        latest = launcher.run_dir.parent / "latest"
+        temporary = latest.with_name(f".latest-{job}")
+        temporary.symlink_to(job)
+        temporary.replace(latest)
+        return launcher
+
+    @classmethod
+    def joining(cls, config: RunConfig, seat: Seat) -> Launcher:
+        """The controller is elsewhere: ask it which job this is."""
+        job = asyncio.run(_ask_job(config, seat))
+        run_dir = Path(config.logs.run_dir).absolute() / f"{job}-{socket.gethostname()}-{os.getpid()}"
+        run_dir.mkdir(parents=True)
+        return cls(config, seat, job, run_dir)
+
+    async def run(self) -> int:
+        _set_subreaper()
+        loop = asyncio.get_running_loop()
+        for name in self.config.restart.signals:
+            loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
+        narrator = Narrator(self.run_dir, self.job) if self.listener else None
+        if narrator:
+            narrator.begin(f"{self.host}:{self.port}")
+            await self._start_controller()
+            self._mind(self._mind_controller())
+        for node, address in self.seat.nodes:
+            await self._start_agent(node, address)
+            self._mind(self._mind_agent(node, address))
+        while not self.ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), 0.2)
+            if narrator:
+                narrator.catch_up()
+        await self._close()
+        if narrator:
+            narrator.end(self.exit_code)
+        return self.exit_code
+
+    def _mind(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self.minders.add(task)
+        task.add_done_callback(self._minded)
+
+    def _minded(self, task: asyncio.Task[None]) -> None:
+        """A defect in a minder ends the run, loudly."""
+        self.minders.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            print(f"everstep: internal error: {task.exception()!r}", file=sys.stderr)
+            self.ending.set()
+
+    # The controller -------------------------------------------------------------------------------------
+
+    async def _start_controller(self) -> None:
+        assert self.listener is not None
+        fd = self.listener.fileno()
+        self.controller = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "everstep.control.controller"),
+            *("--run-dir", str(self.run_dir), "--listen-fd", str(fd), "--job", self.job),
+            *("--token-file", str(self.token_file)),
+            pass_fds=[fd],
+            preexec_fn=_die_with_parent,
+        )
+        (self.run_dir / "controller.pid").write_text(str(self.controller.pid))
+
+    async def _mind_controller(self) -> None:
+        deaths: list[float] = []
+        while True:
+            assert self.controller is not None
+            status = await self.controller.wait()
+            if 0 <= status != ExitCode.INTERNAL:
+                self.exit_code = status
+                break
+            deaths = [t for t in deaths if time.monotonic() - t < 60] + [time.monotonic()]
+            print(f"everstep: the controller died ({_words(status)}); starting it again", file=sys.stderr)
+            if len(deaths) >= CONTROLLER_DEATHS:
+                print("everstep: it dies again and again; giving up", file=sys.stderr)
+                break
+            await self._start_controller()
+        self.ending.set()
+
+    # Agents ---------------------------------------------------------------------------------------------
+
+    async def _start_agent(self, node: str, address: str) -> None:
+        options = AgentOptions(
+            node=node,
+            address=address,
+            host=self.host,
+            port=self.port,
+            job=self.job,
+            slots=num_slots(self.config.nodes.nproc_per_node),
+            log_dir=str(self._log_dir(node)),
+            token_file=str(self.token_file),
+            launcher_pid=os.getpid(),
+            remote=self.listener is None,
+            config=self.config,
+        )
+        file = self.run_dir / f"agent-{node}.json"
+        file.write_bytes(msgspec.json.encode(options))
+        self.agents[node] = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "everstep.control.agent", str(file)),
+            preexec_fn=_die_with_parent,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        (self.run_dir / f"agent-{node}.pid").write_text(str(self.agents[node].pid))
+
+    def _log_dir(self, node: str) -> Path:
+        base = Path(self.config.logs.log_dir).absolute() / self.job if self.config.logs.log_dir else self.run_dir / "logs"
+        return base / node
+
+    async def _mind_agent(self, node: str, address: str) -> None:
+        for _ in range(AGENT_LIVES):
+            status = await self.agents[node].wait()
+            if self.ending.is_set() or status in (ExitCode.OK, ExitCode.UNREACHABLE):
+                break
+            await self._tell(wire.NodeDied(node, "", status))
+            await asyncio.to_thread(sweep.purge, self.job, node, ())
+            if self.stops:
+                break
+            print(f"everstep: the agent of {node} died ({_words(status)}); starting it again", file=sys.stderr)
+            await self._start_agent(node, address)
+        if self.listener is None:
+            self.exit_code = self.agents[node].returncode or 0
+            self.ending.set()
+
+    async def _tell(self, message: wire.Message) -> None:
+        """Say something to the controller; it may be down just now, then its own means must do."""
+        hello = wire.Hello(role="launcher", node="", incarnation="", job=self.job)
+        try:
+            link = await connect(self.host, self.port, read_token(self.token_file), hello)
+        except Unreachable as error:
+            print(f"everstep: {error}", file=sys.stderr)
+            return
+        link.send(message)
+        await link.drained()
+        link.close()
+
+    # The end --------------------------------------------------------------------------------------------
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        """First signal: stop with grace. The second one means now."""
+        self.stops += 1
+        grace = self.config.restart.grace_s if self.stops == 1 else 0.0
+        said = f"stopping, at most {grace:.0f} s" if self.stops == 1 else "stopping at once"
+        print(f"everstep: {signum.name}: {said}", file=sys.stderr)
+        self._mind(self._tell(wire.StopRequest(f"{signum.name} to the launcher", int(signum), grace)))
+
+    async def _close(self) -> None:
+        """The controller is gone; its agents were told to leave. Whoever stays is not needed any more."""
+        waiting = [asyncio.ensure_future(p.wait()) for p in self.agents.values() if p.returncode is None]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=self.config.control.stop_margin_s)
+            for process in self.agents.values() if late else ():
+                if process.returncode is None:
+                    process.kill()
+        for task in list(self.minders):
+            task.cancel()
+        for node in self.agents:
+            await asyncio.to_thread(sweep.purge, self.job, node, ())
+
+
+async def _ask_job(config: RunConfig, seat: Seat) -> str:
+    """The job at the controller we are to join; waits for it as long as a join may take."""
+    token = read_token(Path(seat.token))
+    hello = wire.Hello(role="launcher", node="", incarnation="", job="")
+    deadline = time.monotonic() + config.control.join_timeout_s
+    while True:
+        try:
+            link = await connect(seat.host, seat.port, token, hello)
+        except Unreachable as error:
+            if error.refused or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.5)
+            continue
+        link.close()
+        return link.job
+
+
+def _words(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _set_subreaper() -> None:
+    """Orphans of a dead agent become our children, and are found by the sweep."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

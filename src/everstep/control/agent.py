@@ -1,0 +1,319 @@
+"""The agent of one node: keeps a zygote warm, runs the node's workers, and tells the controller how they are.
+
+Run: python -m everstep.control.agent OPTIONS.json        (`everstep run` starts it)
+
+A loop that feeds events to control.node and carries out its commands. Losing the controller changes nothing
+for the workers; losing the agent ends them (parent-death signals down the line).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from everstep.control import node as n
+from everstep.control import sockets, sweep
+from everstep.control.crew import Crew
+from everstep.control.launch import Answer, Forked, Reaped, SpawnFailed, Spawner, Warm
+from everstep.control.oom import OomWatch
+from everstep.control.output import Console, Tail
+from everstep.control.prepare import AgentOptions, Workplace
+from everstep.control.spawner import PlainSpawner, ZygoteSpawner
+from everstep.control.stacks import take_stacks
+from everstep.control.token import read_token
+from everstep.control.transport import Link, backoff, connect
+from everstep.core import wire
+from everstep.core.errors import EverstepError, ExitCode, Unreachable
+from everstep.core.types import Directive, Exit, NodeProgress, NodeReport, StacksAsked
+
+LOOK_S = 0.02  # an error that escaped a script is seen after at most this long
+TICK_S = 0.1
+STORE = -1  # the store's place among the keys of an epoch
+KEYS = 1 << 16  # keys an epoch: its workers', and the store's
+
+PR_SET_PDEATHSIG = 1
+
+
+class Agent:
+    """One agent process. `run()` returns the process's exit code."""
+
+    def __init__(self, options: AgentOptions, token: bytes) -> None:
+        self.options = options
+        self.config = options.config
+        self.token = token
+        self.place = Workplace(options)
+        self.incarnation = secrets.token_hex(8)
+        self.listener = self.place.open_store_socket()
+        self.node = n.Node(
+            NodeReport(
+                node=options.node,
+                incarnation=self.incarnation,
+                seq=1,
+                sent_s=time.monotonic(),
+                slots=options.slots,
+                address=options.address,
+                store_port=self.listener.getsockname()[1],
+                versions=self.place.versions(),
+            ),
+            fence_s=self.config.control.fence_s if options.remote else float("inf"),
+        )
+        self.oom = OomWatch()
+        self.spawner: Spawner = self._make_spawner()
+        self.tail = Tail(Console())
+        self.crew: Crew | None = None
+        self.link: Link | None = None
+        self.cut_refused = False
+        self.quitting = asyncio.Event()
+        self.exit_code = int(ExitCode.OK)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def _make_spawner(self) -> Spawner:
+        worker = self.config.worker
+        if not worker.zygote or worker.kind == "program":
+            return PlainSpawner(self._answered, python=worker.python or sys.executable)
+        return ZygoteSpawner(
+            self._answered,
+            on_lost=self._zygote_lost,
+            preload=worker.preload,
+            env=self.place.zygote_env(),
+            python=worker.python or sys.executable,
+        )
+
+    # The machine ----------------------------------------------------------------------------------------
+
+    def feed(self, event: n.NodeEvent) -> None:
+        self.node, commands = n.step(self.node, event, time.monotonic())
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: n.Command) -> None:
+        crew = self.crew
+        match command:
+            case n.Launch(plan):
+                self._launch(plan.epoch)
+            case n.SignalWorkers(local_ranks, signum) if crew:
+                judged = signum == signal.SIGKILL and not self.node.killed
+                crew.signal(local_ranks, signum, hung=judged)
+            case n.CutSockets(local_ranks) if crew:
+                self._cut(crew, local_ranks)
+            case n.StopAtStep(local_ranks, step) if crew:
+                crew.stop_at(local_ranks, step)
+            case n.Sweep(epoch):
+                self._sweep(epoch)
+            case n.Report(report):
+                self._report(report)
+            case n.Quit():
+                self.quitting.set()
+
+    def _report(self, report: NodeReport) -> None:
+        if self.link is not None:
+            self.link.send(msgspec.structs.replace(report, sent_s=time.monotonic()))
+
+    def _launch(self, epoch: int) -> None:
+        plan = self.node.plan
+        assert plan is not None
+        requests = [
+            (rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in range(self.options.slots)
+        ]
+        for local_rank, request in requests:
+            for path, fd in self.place.console(request, local_rank):
+                self.tail.follow(path, f"[rank{plan.rank(self.options.node, local_rank)}]: ", fd)
+        if plan.members[0].node == self.options.node:
+            self._start_store(epoch * KEYS + KEYS + STORE, plan.world_size)
+        self.crew = Crew(plan, requests, self.spawner, self.oom, self._failed, self._gone)
+        self.crew.start(time.monotonic_ns())
+
+    def _start_store(self, key: int, world_size: int) -> None:
+        """The listening socket goes to the store's process; a fresh one is opened for the next epoch."""
+        self.spawner.spawn(self.place.store_request(key, world_size), self.listener.fileno())
+        self.listener.close()
+        self.listener = self.place.open_store_socket()
+        self.feed(n.StoreOpened(self.listener.getsockname()[1]))
+
+    def _failed(self, local_rank: int, exit: Exit) -> None:
+        self.feed(n.WorkerFailed(self.node.report.epoch, local_rank, exit))
+
+    def _gone(self, local_rank: int, exit: Exit) -> None:
+        self.feed(n.WorkerGone(self.node.report.epoch, local_rank, exit))
+
+    def _cut(self, crew: Crew, local_ranks: tuple[int, ...]) -> None:
+        addresses = {m.address for m in crew.plan.members} | sockets.local_addresses()
+        try:
+            crew.cut(local_ranks, addresses, {self.options.port})
+        except sockets.CutRefused as refused:
+            if not self.cut_refused:
+                self.cut_refused = True
+                print(f"everstep: {refused}; workers that wait for a dead one end at the grace", file=sys.stderr)
+
+    def _sweep(self, epoch: int) -> None:
+        """Nothing of the epoch may be left: its store, loader processes, whatever its workers started."""
+        crew = self.crew
+        if crew is not None:
+            for worker in crew.workers.values():
+                for path, _ in self.place.console(worker.request, worker.local_rank):
+                    self.tail.finish(path)
+            crew.forget()
+            self.crew = None
+        traces = sweep.Traces(reapers=(self.spawner.pid,) if self.spawner.pid else ())
+        purged = sweep.purge(self.options.job, self.options.node, (), traces)
+        if purged.remaining:
+            print(f"everstep: processes {purged.remaining} cannot be killed", file=sys.stderr)
+        self.feed(n.Swept(epoch))
+
+    # The spawner ----------------------------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        now_ns = time.monotonic_ns()
+        crew = self.crew
+        match answer:
+            case Forked(key, pid):
+                worker = crew.by_key.get(key) if crew else None
+                if worker is not None:
+                    worker.pid = pid
+                    self.feed(n.WorkerStarted(key // KEYS, worker.local_rank, pid))
+            case SpawnFailed(key, why) if crew:
+                crew.failed_to_start(key, why, now_ns)
+            case Reaped() if crew:
+                crew.reaped(answer, now_ns)
+            case Warm():
+                self.place.warm(answer)
+
+    def _zygote_lost(self, why: str) -> None:
+        """Its workers died with it. Give the node up: a fresh agent has a fresh zygote."""
+        print(f"everstep: the zygote of {self.options.node} is lost: {why}", file=sys.stderr)
+        self.exit_code = int(ExitCode.NODE_LOST)
+        self.quitting.set()
+
+    # The controller -------------------------------------------------------------------------------------
+
+    async def _keep_link(self) -> None:
+        hello = wire.Hello(role="agent", node=self.options.node, incarnation=self.incarnation, job=self.options.job)
+        waits = backoff()
+        lost_s = time.monotonic()
+        while True:
+            try:
+                link = await connect(self.options.host, self.options.port, self.token, hello)
+            except Unreachable as error:
+                idle = self.crew is None
+                if idle and (error.refused or time.monotonic() - lost_s > self.config.control.join_timeout_s):
+                    print(f"everstep: {self.options.node}: {error}", file=sys.stderr)
+                    self.exit_code = int(ExitCode.UNREACHABLE)
+                    self.quitting.set()
+                    return
+                await asyncio.sleep(next(waits))
+                continue
+            waits = backoff()
+            self.link = link
+            self.feed(n.LinkChanged(True))
+            async for message in link:
+                self._received(message)
+            self.link, lost_s = None, time.monotonic()
+            self.feed(n.LinkChanged(False))
+
+    def _received(self, message: wire.Message) -> None:
+        match message:
+            case Directive():
+                known = self.node.directive
+                if (message.term, message.seq) == (known.term, known.seq):
+                    self._report(self.node.report)  # it did not hear us: say it again
+                self.feed(n.Directed(message))
+            case StacksAsked() if self.crew is not None and message.epoch == self.node.report.epoch:
+                self._spawn(self._answer_stacks(self.crew, message))
+
+    async def _answer_stacks(self, crew: Crew, asked: StacksAsked) -> None:
+        taken = await take_stacks(crew, asked, self.options.node)
+        if self.link is not None:
+            self.link.send(taken)
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    # Time -----------------------------------------------------------------------------------------------
+
+    async def _every(self, period_s: float, act: object) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            act()  # type: ignore[operator]
+
+    def _look(self) -> None:
+        if self.crew is not None:
+            for worker in self.crew.look():
+                self.feed(n.TermSeen(self.node.report.epoch, worker.local_rank))
+
+    def _heartbeat(self) -> None:
+        if self.link is None:
+            return
+        now_ns = time.monotonic_ns()
+        workers = tuple(w.progress(now_ns) for w in self.crew.workers.values()) if self.crew else ()
+        epoch = self.node.report.epoch
+        self.link.send(NodeProgress(self.options.node, self.incarnation, epoch, time.monotonic(), workers))
+
+    def _heartbeat_s(self) -> float:
+        timeout = self.config.hang.timeout_s
+        usual = self.config.control.heartbeat_s
+        return min(usual, timeout / 20) if timeout else usual
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, lambda: self.feed(n.LeaveAsked()))
+        await self.spawner.start()
+        self.tail.start()
+        running = [
+            asyncio.create_task(work)
+            for work in (
+                self._keep_link(),
+                self._every(LOOK_S, self._look),
+                self._every(TICK_S, lambda: self.feed(n.Ticked())),
+                self._every(self._heartbeat_s(), self._heartbeat),
+            )
+        ]
+        quitting = asyncio.create_task(self.quitting.wait())
+        done, _ = await asyncio.wait([*running, quitting], return_when=asyncio.FIRST_COMPLETED)
+        for task in [*running, quitting]:
+            task.cancel()
+        await self._close()
+        for task in done - {quitting}:
+            task.result()  # a defect of ours must not pass silently
+        return self.exit_code
+
+    async def _close(self) -> None:
+        await self.tail.close()
+        await self.spawner.close()
+        self.listener.close()
+        if self.link is not None:
+            self.link.close()
+            await self.link.drained()
+
+
+def main() -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    options = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=AgentOptions)
+    if os.getppid() != options.launcher_pid:
+        return int(ExitCode.NODE_LOST)  # the launcher died before we were ready
+
+    async def run() -> int:
+        return await Agent(options, read_token(Path(options.token_file))).run()
+
+    try:
+        return asyncio.run(run())
+    except EverstepError as error:
+        print(f"everstep: {error}", file=sys.stderr)
+        return int(error.code)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+

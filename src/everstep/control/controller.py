@@ -1,0 +1,319 @@
+"""The controller's loop: feeds events to the job's machine, journals them, and carries out its commands.
+
+Run: python -m everstep.control.controller --run-dir DIR --listen-fd N
+
+It decides nothing itself. Each accepted event is in the journal before its commands are carried out, so a
+controller that dies is replaced by one which replays the journal; nodes reconnect and training never stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from everstep.control import lifecycle
+from everstep.control.evidence import Evidence
+from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
+from everstep.control.journal import Journal, read
+from everstep.control.progress import EpochProgress
+from everstep.control.recovery import Recovery
+from everstep.control.token import read_token
+from everstep.control.transport import Link, Server
+from everstep.control.watch import HangWatch
+from everstep.core import events as e
+from everstep.core import wire
+from everstep.core.clock import Clock, SystemClock
+from everstep.core.config import RunConfig, job_spec
+from everstep.core.types import Activity, Directive, NodeLoss, NodeProgress, NodeReport, StacksAsked, StacksTaken
+
+TICK_S = 0.1
+RESEND_S = 1.0  # a directive that is not followed is repeated this often
+
+
+class Controller:
+    """One life of a job's controller. `serve()` returns the job's exit code."""
+
+    def __init__(self, run_dir: Path, config: RunConfig, job: str, clock: Clock) -> None:
+        self.run_dir = run_dir
+        self.clock = clock
+        self.spec = job_spec(config, job)
+        self.journal = Journal.open(run_dir / "journal.jsonl", job)
+        self.job = Job(self.spec)
+        self.links: dict[str, Link] = {}
+        self.heard_s: dict[str, float] = {}
+        self.resent_s: dict[str, float] = {}
+        self.progress = EpochProgress(0, 0)
+        self.recovery = Recovery()
+        self.evidence = Evidence(run_dir)
+        self.watch = HangWatch(config)
+        self.told: tuple[str, float] | None = None  # incident, and the first sign of it
+        self.ended = asyncio.Event()
+        self.deserted = asyncio.Event()  # no agent is linked
+        self._begin()
+
+    # The machine ----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Replay an earlier life's journal, or begin the first."""
+        term = 1
+        for entry in read(self.run_dir / "journal.jsonl"):
+            self.recovery.saw(entry.event, entry.t_s)
+            if isinstance(entry.event, e.Input):
+                self.job, _ = lifecycle.step(self.job, entry.event, entry.t_s)
+            if isinstance(entry.event, e.ControllerStarted):
+                term = entry.event.term + 1
+        if term == 1:
+            self.feed(e.JobSubmitted(self.spec))
+        self.feed(e.ControllerStarted(term))
+        self._new_epoch()
+
+    def feed(self, event: e.Input) -> None:
+        """One event through the machine: journal it if it mattered, then act."""
+        now = self.clock.now()
+        job, commands = lifecycle.step(self.job, event, now)
+        if job == self.job and not commands:
+            return
+        self.journal.append(event, now, self.clock.wall(), job.epoch)
+        before, self.job = self.job, job
+        if job.epoch != before.epoch:
+            self._new_epoch()
+        for command in commands:
+            self._carry_out(command, now)
+        if job.stage in ENDED:
+            self.ended.set()
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        match command:
+            case Direct(node, directive):
+                self._send(node, directive)
+            case Note(record):
+                self.record(record, now)
+
+    def record(self, record: e.Record, now: float) -> None:
+        self.journal.append(record, now, self.clock.wall(), self.job.epoch)
+        for closed in self.recovery.saw(record, now):
+            self.record(closed, now)
+        if isinstance(record, e.IncidentOpened):
+            self._opened(record, now)
+        elif isinstance(record, e.StageChanged) and record.new == Stage.EVICTING.value:
+            self._flush_steps(now)
+
+    def _opened(self, incident: e.IncidentOpened, now: float) -> None:
+        """Time how fast the survivors are told, and ask the culprits' nodes for evidence."""
+        first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
+        self.told = (incident.incident, first)
+        files = self.evidence.claim(incident.incident)
+        if files:
+            self.record(e.EvidenceSaved(incident.incident, files), now)
+        plan = self.job.plan
+        for culprit in incident.culprits:
+            member = plan.member(culprit.node) if plan else None
+            if plan and member and culprit.rank >= 0:
+                local = (culprit.rank - member.first_rank,)
+                self._send(culprit.node, StacksAsked(incident.incident, plan.epoch, local))
+
+    def _new_epoch(self) -> None:
+        plan = self.job.plan
+        self.progress = EpochProgress(self.job.epoch, plan.world_size if plan else 0)
+        self.watch.new_epoch(plan)
+        self.evidence.forget()
+
+    def _flush_steps(self, now: float) -> None:
+        seen = self.progress.last()
+        if seen is not None and seen.step:
+            self.record(seen, now)
+
+    # Links ----------------------------------------------------------------------------------------------
+
+    def _send(self, node: str, message: Directive | StacksAsked) -> None:
+        link = self.links.get(node)
+        if link is not None:
+            link.send(message)
+
+    async def on_link(self, link: Link, hello: wire.Hello) -> None:
+        """One connection for its whole life. Agents own a name; CLI and launcher come and go."""
+        agent = hello.role == "agent"
+        if agent:
+            former = self.links.get(hello.node)
+            self.links[hello.node] = link
+            self.deserted.clear()
+            self.heard_s[hello.node] = self.clock.now()
+            if former is not None:
+                former.close()
+        async for message in link:
+            self._receive(link, hello, message)
+        if agent and self.links.get(hello.node) is link:
+            self._unlink(hello.node)
+            self.feed(e.NodeGone(hello.node, hello.incarnation, NodeLoss.CLOSED))
+
+    def _unlink(self, node: str) -> None:
+        del self.links[node]
+        if not self.links:
+            self.deserted.set()
+
+    def _receive(self, link: Link, hello: wire.Hello, message: wire.Message) -> None:
+        now = self.clock.now()
+        if hello.role == "agent":
+            if self.links.get(hello.node) is link:
+                self.heard_s[hello.node] = now
+                self._from_agent(message, now)
+            return
+        match message:
+            case wire.StopRequest(why, signum, grace_s):
+                self.ask_stop(why, signum, grace_s)
+            case wire.NodeDied(node):
+                state = self.job.nodes.get(node)
+                if state is not None:
+                    self.feed(e.NodeGone(node, state.report.incarnation, NodeLoss.DIED))
+            case wire.Query():
+                link.send(wire.Reply(self.status()))
+            case _:
+                link.close()
+
+    def _from_agent(self, message: wire.Message, now: float) -> None:
+        match message:
+            case NodeReport():
+                self._reported(message, now)
+            case NodeProgress():
+                self._progressed(message, now)
+            case StacksTaken():
+                self._stacks(message, now)
+
+    def _reported(self, report: NodeReport, now: float) -> None:
+        self.feed(e.NodeReported(report))
+        if self.told and self.job.plan:
+            members = [self.job.nodes.get(m.node) for m in self.job.plan.members]
+            stopping = (Activity.STOPPING, Activity.STOPPED)
+            if all(n is None or n.report.epoch < self.job.epoch or n.report.activity in stopping for n in members):
+                incident, first = self.told
+                self.told = None
+                self.record(e.SurvivorsTold(incident, now - first), now)
+        asked = [w for w in report.workers if w.term_asked]
+        if asked and self.job.stop is None and report.epoch == self.job.epoch:
+            self.ask_stop(f"SIGTERM to a worker on {report.node}", signal.SIGTERM, self.spec.grace_s)
+
+    def ask_stop(self, why: str, signum: int, grace_s: float) -> None:
+        step = self.progress.common_stop_step()
+        self.feed(e.StopAsked(why, signum, grace_s, step))
+
+    def _progressed(self, message: NodeProgress, now: float) -> None:
+        if message.epoch != self.job.epoch or self.job.plan is None:
+            return
+        self.progress.add(message, now)
+        seen = self.progress.record(now)
+        if seen is not None:
+            self.record(seen, now)
+        if self.job.stage in ACTIVE:
+            self._judge(self.watch.saw(message, now))
+
+    def _judge(self, outcome: HangWatch.Outcome) -> None:
+        if outcome.suspect:
+            self.feed(e.HangSuspected(self.job.epoch, outcome.suspect))
+            for node, asked in self.watch.questions(self.job.epoch):
+                self._send(node, asked)
+        if outcome.cleared:
+            self.evidence.forget()
+            self.feed(e.HangSuspected(self.job.epoch, ""))
+        if outcome.verdict is not None:
+            self.feed(e.HangJudged(self.job.epoch, outcome.verdict))
+
+    def _stacks(self, taken: StacksTaken, now: float) -> None:
+        if taken.incident:
+            files = self.evidence.write(taken.incident, taken)
+            if files:
+                self.record(e.EvidenceSaved(taken.incident, files), now)
+        elif taken.epoch == self.job.epoch and self.job.stage in ACTIVE:
+            self.evidence.keep(taken)
+            self._judge(self.watch.stacks(taken, now))
+
+    # Time -----------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        now = self.clock.now()
+        for node, heard in list(self.heard_s.items()):
+            link = self.links.get(node)
+            if link is not None and now - heard > self.spec.lease_s:
+                state = self.job.nodes.get(node)
+                link.close()
+                self._unlink(node)
+                if state is not None:
+                    self.feed(e.NodeGone(node, state.report.incarnation, NodeLoss.SILENT))
+        if self.job.stage in ACTIVE:
+            self._judge(self.watch.tick(now))
+        self.feed(e.Ticked())
+        for node, directive in self.job.directives.items():
+            if not self._followed(node, directive) and now - self.resent_s.get(node, 0.0) > RESEND_S:
+                self.resent_s[node] = now
+                self._send(node, directive)
+
+    def _followed(self, name: str, directive: Directive) -> bool:
+        node = self.job.nodes.get(name)
+        if node is None:
+            return True
+        if directive.action.value == "run":
+            return node.report.epoch >= directive.epoch
+        return node.report.activity in (Activity.IDLE, Activity.STOPPED) and directive.action.value != "leave"
+
+    def status(self) -> dict[str, object]:
+        """What `everstep status` shows of a running job: plain data."""
+        now = self.clock.now()
+        return {
+            "job": self.spec.job,
+            "stage": self.job.stage.value,
+            "epoch": self.job.epoch,
+            "term": self.job.term,
+            "restarts": self.job.restarts,
+            "now_s": now,
+            "nodes": {n: s.report.activity.value for n, s in self.job.nodes.items()},
+            "plan": msgspec.to_builtins(self.job.plan),
+            "workers": {str(r): msgspec.to_builtins(w) for r, w in self.progress.workers.items()},
+            "incident": msgspec.to_builtins(self.job.incident),
+        }
+
+    async def serve(self, listener: socket.socket, token: bytes) -> int:
+        """Until the job has ended and its agents have left."""
+        server = Server(listener, token, self.spec.job, self.on_link, term=self.job.term)
+        await server.start()
+        ticking = asyncio.create_task(self._tick_forever())
+        await self.ended.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.spec.grace_s + self.spec.stop_margin_s):
+                await self.deserted.wait()
+        ticking.cancel()
+        await server.close()
+        assert self.job.outcome is not None
+        return self.job.outcome.exit_code
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The controller of one job; `everstep run` starts it.")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--token-file", type=Path, required=True)
+    arguments = parser.parse_args()
+    config = msgspec.json.decode((arguments.run_dir / "config.json").read_bytes(), type=RunConfig)
+    token = read_token(arguments.token_file)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher turns signals into requests
+
+    async def run() -> int:
+        controller = Controller(arguments.run_dir, config, arguments.job, SystemClock())
+        return await controller.serve(socket.socket(fileno=arguments.listen_fd), token)
+
+    return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

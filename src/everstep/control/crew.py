@@ -1,0 +1,274 @@
+"""The workers of one epoch on one node, from their fork to their last trace: what the agent sees and does.
+
+Facts only: who started, failed, ended and how. What to do about it is decided by control.node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from everstep.control import procfs, robust, sockets
+from everstep.control.launch import Kind, Reaped, Spawner, SpawnRequest
+from everstep.control.oom import OomWatch, explain_signal
+from everstep.core.page import STACKS_SIGNAL, Page, Word
+from everstep.core.types import EpochPlan, Exit, ExitCause, Phase, WorkerProgress
+
+NOW = 2**63  # in Word.STOP_AT_STEP: the next SIGTERM is to be handled at once
+TRACEBACK_TAIL = 2000  # characters of an error message kept
+
+
+class Worker:
+    """One worker process. `request.key` is its name towards the spawner."""
+
+    def __init__(self, local_rank: int, rank: int, request: SpawnRequest, page: Page | None) -> None:
+        self.local_rank = local_rank
+        self.rank = rank
+        self.request = request
+        self.page = page
+        self.pid = 0
+        self.gone = False
+        self.failed_told = False
+        self.term_told = False
+        self.asked_to_stop = False  # by us
+        self.killed = False  # by us
+        self.hung = False  # killed because a detector judged it
+        self.last: procfs.ProcessSample | None = None
+        self.watch: robust.DeathWatch | None = None
+        self.born_ns = 0
+
+    def word(self, word: Word) -> int:
+        return self.page[word] if self.page is not None else 0
+
+    def signal(self, signum: int) -> None:
+        """Signal it if it runs. A stopped process handles nothing but SIGKILL."""
+        if self.gone or not self.pid:
+            return
+        sample = procfs.sample(self.pid)
+        if signum == signal.SIGTERM and sample is not None and sample.state == "T":
+            signum = signal.SIGKILL
+        self.asked_to_stop = True
+        self.killed = self.killed or signum == signal.SIGKILL
+        try:
+            os.kill(self.pid, signum)
+        except ProcessLookupError:
+            return  # it ended by itself; its zygote will tell
+
+    def error_message(self) -> str:
+        """Last line of what @record or our own hook wrote about the error that escaped the script."""
+        try:
+            text = Path(self.request.env["TORCHELASTIC_ERROR_FILE"]).read_text(encoding="utf-8")
+            message = json.loads(text)["message"]
+            said = message if isinstance(message, str) else message.get("message", "")
+        except (OSError, ValueError, KeyError):
+            return ""
+        lines = str(said).strip().splitlines()
+        return lines[-1][-TRACEBACK_TAIL:] if lines else ""
+
+    def ended(self, cause: ExitCause, at_ns: int, message: str, status: int | None = None) -> Exit:
+        code = os.waitstatus_to_exitcode(status) if status is not None else None
+        total = self.word(Word.TOTAL_STEP)
+        return Exit(
+            cause=cause,
+            at_s=at_ns / 1e9,
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            message=message,
+            rss_bytes=self.last.rss_bytes if self.last else 0,
+            step=self.word(Word.STEPS),
+            total_step=total - 1,
+        )
+
+    def progress(self, now_ns: int) -> WorkerProgress:
+        """Signs of life right now."""
+        if self.pid:
+            self.last = procfs.sample(self.pid) or self.last
+
+        def age(word: Word) -> float:
+            return (now_ns - max(self.word(word), self.born_ns)) / 1e9
+
+        first, last = self.word(Word.FIRST_STEP_NS), self.last
+        life = max(self.word(w) for w in (Word.LIFE_NS, Word.STEP_NS, Word.PHASE_NS))
+        finished = self.gone or self.word(Word.FINISHED_NS) or self.word(Word.FAILED_NS)
+        return WorkerProgress(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            step=self.word(Word.STEPS),
+            total_step=self.word(Word.TOTAL_STEP) - 1,
+            phase=Phase.DONE if finished else Phase(self.word(Word.PHASE)),
+            phase_age_s=age(Word.PHASE_NS),
+            step_age_s=age(Word.STEP_NS),
+            life_age_s=(now_ns - max(life, self.born_ns)) / 1e9,
+            first_step_age_s=(now_ns - first) / 1e9 if first else -1.0,
+            collectives=self.word(Word.COLLECTIVES),
+            batches=self.word(Word.BATCHES),
+            loads=self.word(Word.LOADS),
+            saves=self.word(Word.SAVES),
+            saved_step=self.word(Word.SAVED_STEP) - 1,
+            stopped=bool(last and last.stopped and not self.gone),
+            rss_bytes=last.rss_bytes if last else 0,
+            cpu_s=last.cpu_s if last else 0.0,
+        )
+
+    def forget(self) -> None:
+        """Free what only the agent holds. The worker must be gone."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+        if self.page is not None:
+            self.page.close()
+            self.page = None
+
+
+class Crew:
+    """All workers of `plan` on `node`. Callbacks run in the event loop, each with the local rank and the Exit."""
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        requests: Iterable[tuple[int, SpawnRequest]],
+        spawner: Spawner,
+        oom: OomWatch,
+        on_failed: Callable[[int, Exit], None],
+        on_gone: Callable[[int, Exit], None],
+    ) -> None:
+        self.plan = plan
+        self.spawner = spawner
+        self.oom = oom
+        self.oom_before = oom.count()
+        self.on_failed = on_failed
+        self.on_gone = on_gone
+        self.workers: dict[int, Worker] = {}
+        self.by_key: dict[int, Worker] = {}
+        for local_rank, request in requests:
+            page = None if request.kind is Kind.PROGRAM else Page.create(f"{plan.epoch}-{local_rank}")
+            worker = Worker(local_rank, plan.rank(request.env["EVERSTEP_NODE"], local_rank), request, page)
+            self.workers[local_rank] = self.by_key[request.key] = worker
+
+    def start(self, now_ns: int) -> None:
+        loop = asyncio.get_running_loop()
+        for worker in self.workers.values():
+            worker.born_ns = now_ns
+            if worker.page is not None:
+                robust.init(worker.page)
+
+                def died(at_ns: int, worker: Worker = worker) -> None:
+                    loop.call_soon_threadsafe(self._died, worker, at_ns)
+
+                worker.watch = robust.DeathWatch(worker.page, died)
+            self.spawner.spawn(worker.request, worker.page.fd if worker.page else -1)
+
+    # What happens to them -------------------------------------------------------------------------------
+
+    def _died(self, worker: Worker, at_ns: int) -> None:
+        """The kernel released its mutex: it is past its last instruction. The status comes with the reaping."""
+        if worker.gone or worker.failed_told or worker.asked_to_stop or worker.word(Word.FINISHED_NS):
+            return
+        self._tell_failed(worker, worker.ended(ExitCause.SIGNAL, at_ns, "died; the status is not known yet"))
+
+    def look(self) -> list[Worker]:
+        """Tell who failed inside (an error escaped the script); return who got a SIGTERM from outside."""
+        asked = []
+        for worker in self.workers.values():
+            failed_ns = worker.word(Word.FAILED_NS)
+            if failed_ns and not worker.failed_told and not worker.gone:
+                self._tell_failed(worker, self._error(worker, failed_ns))
+            if worker.word(Word.TERM_NS) and not worker.term_told and not worker.asked_to_stop:
+                worker.term_told = True
+                asked.append(worker)
+        return asked
+
+    def _tell_failed(self, worker: Worker, exit: Exit) -> None:
+        worker.failed_told = True
+        self.on_failed(worker.local_rank, exit)
+
+    def _error(self, worker: Worker, at_ns: int, status: int | None = None) -> Exit:
+        """An exception or a non-zero sys.exit: the page holds the status, the error file the message."""
+        message = worker.error_message()
+        code = worker.word(Word.EXIT_STATUS) - 1
+        cause = ExitCause.ERROR if message else ExitCause.EXIT_CODE
+        return worker.ended(cause, at_ns, message or f"exit status {code}", status)
+
+    def reaped(self, answer: Reaped, now_ns: int) -> None:
+        worker = self.by_key.get(answer.key)
+        if worker is None or worker.gone:
+            return
+        worker.gone = True
+        self.on_gone(worker.local_rank, self._how(worker, answer, now_ns))
+
+    def failed_to_start(self, key: int, why: str, now_ns: int) -> None:
+        worker = self.by_key.get(key)
+        if worker is not None and not worker.gone:
+            worker.gone = True
+            self.on_gone(worker.local_rank, worker.ended(ExitCause.ERROR, now_ns, f"could not be started: {why}"))
+
+    def _how(self, worker: Worker, answer: Reaped, now_ns: int) -> Exit:
+        status = answer.status
+        failed_ns = worker.word(Word.FAILED_NS)
+        if os.WIFSIGNALED(status):
+            return self._signalled(worker, status, failed_ns, now_ns)
+        if failed_ns:
+            return self._error(worker, failed_ns, status)
+        code = os.waitstatus_to_exitcode(status)
+        if code:
+            message = worker.error_message() or f"exit status {code}"
+            return worker.ended(ExitCause.EXIT_CODE, now_ns, message, status)
+        if worker.page is None or worker.word(Word.FINISHED_NS):
+            return worker.ended(ExitCause.OK, now_ns, "", status)
+        if worker.asked_to_stop:
+            return worker.ended(ExitCause.STOPPED, now_ns, "left by os._exit(0) when asked to stop", status)
+        why = "left by os._exit(0) before its script ended"
+        return worker.ended(ExitCause.UNFINISHED, now_ns, why, status)
+
+    def _signalled(self, worker: Worker, status: int, failed_ns: int, now_ns: int) -> Exit:
+        if failed_ns and worker.killed:  # the error came first; we only shortened its end
+            return self._error(worker, failed_ns, status)
+        if worker.hung:
+            return worker.ended(ExitCause.STOPPED, now_ns, "killed: judged hung", status)
+        cause, why = explain_signal(
+            os.WTERMSIG(status),
+            sent_by_us=worker.asked_to_stop,
+            grace_exceeded=worker.killed,
+            oom_before=self.oom_before,
+            oom_after=self.oom.count(),
+            last_rss=worker.last.rss_bytes if worker.last else 0,
+            hint=self.oom.hint(),
+        )
+        return worker.ended(cause, now_ns, why, status)
+
+    # What is done to them -------------------------------------------------------------------------------
+
+    def signal(self, local_ranks: Iterable[int], signum: int, hung: bool = False) -> None:
+        for worker in (self.workers[r] for r in local_ranks):
+            worker.hung = worker.hung or hung
+            if signum == signal.SIGTERM and worker.page is not None:
+                worker.page[Word.STOP_AT_STEP] = NOW
+            worker.signal(signum)
+
+    def stop_at(self, local_ranks: Iterable[int], step: int) -> None:
+        """Each worker sends itself SIGTERM at this step: all leave the loop at the same one."""
+        for worker in (self.workers[r] for r in local_ranks):
+            worker.asked_to_stop = True
+            if worker.page is not None:
+                worker.page[Word.STOP_AT_STEP] = step
+
+    def cut(self, local_ranks: Iterable[int], addresses: set[str], except_ports: set[int]) -> int:
+        """Shut the TCP connections of these workers to the epoch's nodes; raises sockets.CutRefused."""
+        pids = [self.workers[r].pid for r in local_ranks if self.workers[r].pid and not self.workers[r].gone]
+        return sum(sockets.cut(pid, addresses, except_ports) for pid in pids)
+
+    def ask_stacks(self, local_ranks: Iterable[int]) -> list[Worker]:
+        """Let these workers write their stacks (a stopped one wakes up for it). Returns who was asked."""
+        asked = [self.workers[r] for r in local_ranks if r in self.workers and not self.workers[r].gone]
+        asked = [w for w in asked if w.pid and w.word(Word.READY_NS)]
+        for worker in asked:
+            os.kill(worker.pid, STACKS_SIGNAL)
+        return asked
+
+    def forget(self) -> None:
+        for worker in self.workers.values():
+            worker.forget()

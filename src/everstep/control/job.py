@@ -1,0 +1,119 @@
+"""The state of a job as its life cycle machine sees it, and the commands that machine gives."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from everstep.core import events as e
+from everstep.core.types import Activity, Blame, Directive, EpochPlan, JobSpec, NodeReport
+
+
+class Stage(str, enum.Enum):
+    """Where a job is in its life (TRANSOM's TOL)."""
+
+    CHECKING = "checking"  # waiting for nodes, checking them before the first start
+    FORMING = "forming"  # an epoch was dealt, not every member runs it yet
+    RUNNING = "running"
+    SUSPECT = "suspect"  # something looks hung, evidence is being collected
+    EVICTING = "evicting"  # the epoch's workers are being stopped
+    REFORMING = "re-forming"  # nothing runs; waiting for enough nodes
+    STOPPING = "stopping"  # the job was asked to end
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+ENDED = (Stage.FINISHED, Stage.FAILED)
+ACTIVE = (Stage.FORMING, Stage.RUNNING, Stage.SUSPECT)  # an epoch is on its way
+WAITING = (Stage.CHECKING, Stage.REFORMING)  # nothing runs
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """One node that is here, or was a moment ago."""
+
+    report: NodeReport
+    order: int  # of arrival
+    since_s: float
+    lost_at_s: float = 0.0  # its link is down: it counts as lost then, unless it comes back; 0: linked
+    stop_by_s: float = 0.0  # it must confirm its stop by then; 0: no stop ordered
+
+    def stopped(self, epoch: int) -> bool:
+        """It confirmed that no process of this epoch is left on it."""
+        report = self.report
+        return report.epoch > epoch or (report.epoch == epoch and report.activity is Activity.STOPPED)
+
+    @property
+    def free(self) -> bool:
+        """Linked, staying, and running nothing: it can take part in a new epoch."""
+        report = self.report
+        idle = report.activity in (Activity.IDLE, Activity.STOPPED)
+        return not self.lost_at_s and not report.leaving and idle and report.slots > 0
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What makes two failures the same (detect.repeat): normalised message and cause, and the step."""
+
+    what: str
+    step: int
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """The fault (or planned change) that the present eviction answers."""
+
+    id: str
+    kind: str
+    culprits: tuple[Blame, ...]
+    why: str
+    opened_s: float
+    counts: bool  # against the restart budget
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    exit_code: int
+    why: str
+
+
+class Job(msgspec.Struct, frozen=True):
+    """The whole state; a fold over the journal's inputs."""
+
+    spec: JobSpec
+    stage: Stage = Stage.CHECKING
+    stage_since_s: float = 0.0
+    term: int = 0
+    seq: int = 0  # of the last directive
+    epoch: int = 0
+    plan: EpochPlan | None = None
+    nodes: dict[str, NodeState] = {}
+    directives: dict[str, Directive] = {}
+    replaced: tuple[str, ...] = ()  # incarnations that a newer agent of the same name displaced
+    refused: dict[str, str] = {}  # nodes that failed the check before start, with the reason
+    arrivals: int = 0
+    last_join_s: float = 0.0
+    grow_at_s: float = 0.0  # a newcomer would fill a free place: re-form then; 0: nothing to do
+    ended: dict[int, e.WorkerEnded] = {}  # rank -> how it ended, in this epoch
+    lost: tuple[e.NodeLost, ...] = ()  # members of this epoch that were lost
+    hold_until_s: float = 0.0  # a silent node, alone in its epoch, may still run until then
+    incident: Incident | None = None
+    incidents: int = 0
+    restarts: int = 0
+    signatures: tuple[Signature, ...] = ()
+    best_step: int = 0  # highest optimizer step a worker reported at its end
+    stop: e.StopAsked | None = None
+    outcome: Outcome | None = None
+
+
+class Direct(msgspec.Struct, frozen=True):
+    """Send this directive to the node."""
+
+    node: str
+    directive: Directive
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Write this record into the journal."""
+
+    record: e.Record
+
+
+Command = Direct | Note

@@ -1,0 +1,86 @@
+"""What an agent asks its zygote for, and what comes back: the messages between the two processes.
+
+They travel as msgpack datagrams over a Unix SEQPACKET socket pair; descriptors (the worker's page, or the
+store's listening socket) ride along with SCM_RIGHTS.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Kind(str, enum.Enum):
+    SCRIPT = "script"  # run a Python file as __main__ (runpy.run_path)
+    MODULE = "module"  # python -m
+    PROGRAM = "program"  # exec; no Python, no hooks (--no-python)
+    STORE = "store"  # serve a torch TCPStore on the listening socket that came along
+
+
+class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
+    """One process to start. `key` names it in every answer. The page's (or the store's) descriptor comes along."""
+
+    key: int
+    kind: Kind
+    target: str  # file, module or program; empty for a store
+    args: tuple[str, ...]
+    env: dict[str, str]  # the whole environment
+    cwd: str
+    stdout: str  # opened for appending; may be the same file as stderr
+    stderr: str
+    stacks: str = ""  # where faulthandler writes when it is asked (control.stacks.SIGNAL)
+    world_size: int = 0  # for a store
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    key: int
+    pid: int
+
+
+class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
+    key: int
+    why: str
+
+
+class Reaped(msgspec.Struct, frozen=True, tag=True):
+    """The process is gone. `status` as waitpid gives it; `max_rss_bytes` from rusage."""
+
+    key: int
+    pid: int
+    status: int
+    max_rss_bytes: int
+
+
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """All preloads are imported. `threads`: how many the process has (1, or forking is refused)."""
+
+    import_s: float
+    threads: int
+    modules: dict[str, str]  # versions of torch, numpy, python, everstep
+    gpus: int = 0
+
+
+Answer = Forked | SpawnFailed | Reaped | Warm
+
+
+class Spawner:
+    """What an agent needs from a zygote client or the plain spawner; both are this shape.
+
+    `start()` returns at once; `on_answer` is called in the event loop with each Answer. `spawn` hands over
+    `fd` (the caller keeps its own copy). `close()` ends the zygote; its workers are the caller's to end first.
+    """
+
+    @property
+    def pid(self) -> int:
+        """Of the zygote; 0 without one."""
+        return 0
+
+    async def start(self) -> None:
+        raise AssertionError("abstract")
+
+    def spawn(self, request: SpawnRequest, fd: int) -> None:
+        raise AssertionError("abstract")
+
+    async def close(self) -> None:
+        raise AssertionError("abstract")

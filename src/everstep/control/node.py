@@ -1,0 +1,308 @@
+"""What an agent does with its node: a pure machine `(state, event, now) -> (state, commands)`.
+
+It follows the controller's newest directive, one epoch at a time: an older epoch's processes are all gone
+(and their orphans swept) before a newer one starts. Losing the controller changes nothing for running
+workers, but for one case: a node that is alone in its epoch and hears nothing for `fence_s` stops itself,
+because a spare may be about to take its place.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+
+from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, NodeReport, WorkerReport
+
+ALIGN_S = 10.0  # a stop aligned to a step waits this long (at most half the grace) for that step
+
+
+class Node(msgspec.Struct, frozen=True):
+    """Everything the agent decides from. `report` is what the controller is told."""
+
+    report: NodeReport
+    plan: EpochPlan | None = None
+    directive: Directive = Directive(term=0, seq=0, action=Action.PARK)
+    stop_by_s: float = 0.0  # SIGKILL whoever is left then; meaningful while STOPPING
+    term_by_s: float = 0.0  # SIGTERM then, when the stop was to wait for a step; 0: sent
+    killed: bool = False
+    silent_since_s: float = 0.0  # 0: the controller is heard
+    fence_s: float = 60.0
+
+
+# Events -------------------------------------------------------------------------------------------------
+
+
+class Directed(msgspec.Struct, frozen=True):
+    directive: Directive
+
+
+class WorkerStarted(msgspec.Struct, frozen=True):
+    epoch: int
+    local_rank: int
+    pid: int
+
+
+class WorkerFailed(msgspec.Struct, frozen=True):
+    """First sign of an end: an error escaped the script, or the kernel released its mutex."""
+
+    epoch: int
+    local_rank: int
+    exit: Exit
+
+
+class WorkerGone(msgspec.Struct, frozen=True):
+    epoch: int
+    local_rank: int
+    exit: Exit
+
+
+class TermSeen(msgspec.Struct, frozen=True):
+    epoch: int
+    local_rank: int
+
+
+class Swept(msgspec.Struct, frozen=True):
+    epoch: int
+
+
+class StoreOpened(msgspec.Struct, frozen=True):
+    """A fresh listening socket is there for the next epoch's store."""
+
+    port: int
+
+
+class LinkChanged(msgspec.Struct, frozen=True):
+    up: bool
+
+
+class LeaveAsked(msgspec.Struct, frozen=True):
+    """The agent got SIGTERM, or its launcher is gone."""
+
+
+class Ticked(msgspec.Struct, frozen=True):
+    pass
+
+
+NodeEvent = (
+    Directed | WorkerStarted | WorkerFailed | WorkerGone | TermSeen | Swept | StoreOpened | LinkChanged | LeaveAsked | Ticked
+)
+
+
+# Commands -----------------------------------------------------------------------------------------------
+
+
+class Launch(msgspec.Struct, frozen=True):
+    plan: EpochPlan
+
+
+class SignalWorkers(msgspec.Struct, frozen=True):
+    local_ranks: tuple[int, ...]
+    signum: int
+
+
+class CutSockets(msgspec.Struct, frozen=True):
+    """Shut these workers' connections to the epoch's nodes, so that waiting collectives raise."""
+
+    local_ranks: tuple[int, ...]
+
+
+class StopAtStep(msgspec.Struct, frozen=True):
+    local_ranks: tuple[int, ...]
+    step: int
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """Kill whatever the epoch left behind, then answer Swept."""
+
+    epoch: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    report: NodeReport
+
+
+class Quit(msgspec.Struct, frozen=True):
+    pass
+
+
+Command = Launch | SignalWorkers | CutSockets | StopAtStep | Sweep | Report | Quit
+
+
+def step(node: Node, event: NodeEvent, now: float) -> tuple[Node, list[Command]]:
+    """Advance by one event. A report follows every change that the controller must know."""
+    draft = _Draft(node, now)
+    draft.take(event)
+    return draft.result()
+
+
+class _Draft:
+    """One step under construction: the new state and the commands so far."""
+
+    def __init__(self, node: Node, now: float) -> None:
+        self.before = node
+        self.node = node
+        self.now = now
+        self.commands: list[Command] = []
+
+    def result(self) -> tuple[Node, list[Command]]:
+        if self.node.report != self.before.report:
+            self.set_report(seq=self.node.report.seq + 1)
+            self.commands.append(Report(self.node.report))
+        return self.node, self.commands
+
+    def set(self, **changes: object) -> None:
+        self.node = msgspec.structs.replace(self.node, **changes)
+
+    def set_report(self, **changes: object) -> None:
+        self.set(report=msgspec.structs.replace(self.node.report, **changes))
+
+    @property
+    def activity(self) -> Activity:
+        return self.node.report.activity
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return tuple(w.local_rank for w in self.node.report.workers if not w.gone)
+
+    def take(self, event: NodeEvent) -> None:
+        match event:
+            case Directed(directive):
+                self.directed(directive)
+            case WorkerStarted(epoch, local_rank, pid) if epoch == self.node.report.epoch:
+                self.change_worker(local_rank, pid=pid)
+            case WorkerFailed(epoch, local_rank, exit) if epoch == self.node.report.epoch:
+                self.change_worker(local_rank, exit=exit)
+            case WorkerGone(epoch, local_rank, exit) if epoch == self.node.report.epoch:
+                self.change_worker(local_rank, gone=True, exit=exit)
+                self.sweep_when_empty()
+            case TermSeen(epoch, local_rank) if epoch == self.node.report.epoch:
+                self.change_worker(local_rank, term_asked=True)
+            case Swept(epoch) if epoch == self.node.report.epoch and not self.alive:
+                self.set_report(activity=Activity.STOPPED)
+                self.follow()
+            case StoreOpened(port):
+                self.set_report(store_port=port)
+            case LinkChanged(up):
+                self.set(silent_since_s=0.0 if up else self.node.silent_since_s or self.now)
+                if up:
+                    self.set_report(seq=self.node.report.seq + 1)
+            case LeaveAsked():
+                self.set_report(leaving=True)
+                if self.node.silent_since_s and self.activity is Activity.RUNNING:
+                    self.begin_stop(self.node.directive)  # nobody is there to order it
+                self.leave_when_idle()
+            case Ticked():
+                self.tick()
+
+    def directed(self, directive: Directive) -> None:
+        known = self.node.directive
+        if (directive.term, directive.seq) <= (known.term, known.seq):
+            return
+        self.set(directive=directive)
+        self.follow()
+
+    def follow(self) -> None:
+        """Do what the newest directive wants, as far as the present state lets it."""
+        directive = self.node.directive
+        busy = self.activity in (Activity.RUNNING, Activity.STOPPING)
+        if directive.action is Action.RUN:
+            if directive.epoch > self.node.report.epoch and not self.node.report.leaving:
+                self.stop_now() if busy else self.launch(directive)
+        elif directive.action is Action.STOP:
+            self.follow_stop(directive)
+        elif busy:
+            self.begin_stop(directive)
+        elif directive.action is Action.LEAVE:
+            self.commands.append(Quit())
+        self.leave_when_idle()
+
+    def follow_stop(self, directive: Directive) -> None:
+        if directive.epoch < self.node.report.epoch:
+            return
+        if self.activity in (Activity.RUNNING, Activity.STOPPING):
+            if directive.epoch == self.node.report.epoch:
+                self.begin_stop(directive)
+            else:
+                self.stop_now()
+        else:  # nothing runs: this epoch can never start here
+            self.set_report(epoch=directive.epoch, activity=Activity.STOPPED)
+
+    def launch(self, directive: Directive) -> None:
+        plan = directive.plan
+        assert plan is not None
+        member = plan.member(self.node.report.node)
+        if member is None or member.incarnation != self.node.report.incarnation:
+            return  # meant for an earlier agent of this name
+        workers = tuple(WorkerReport(local_rank) for local_rank in range(member.slots))
+        self.set(plan=plan, killed=False, stop_by_s=0.0, term_by_s=0.0)
+        self.set_report(epoch=plan.epoch, activity=Activity.RUNNING, workers=workers)
+        self.commands.append(Launch(plan))
+
+    def change_worker(self, local_rank: int, **changes: object) -> None:
+        workers = list(self.node.report.workers)
+        workers[local_rank] = msgspec.structs.replace(workers[local_rank], **changes)
+        self.set_report(workers=tuple(workers))
+
+    def sweep_when_empty(self) -> None:
+        if not self.alive and self.activity in (Activity.RUNNING, Activity.STOPPING):
+            self.commands.append(Sweep(self.node.report.epoch))
+
+    def begin_stop(self, order: Directive) -> None:
+        """SIGTERM now or at a step; a repeated order can only shorten the grace."""
+        stop_by = self.now + order.grace_s
+        if self.activity is Activity.STOPPING:
+            self.set(stop_by_s=min(stop_by, self.node.stop_by_s))
+        else:
+            self.set_report(activity=Activity.STOPPING)
+            self.set(stop_by_s=stop_by, term_by_s=0.0)
+        hung = self.hung(order)
+        rest = tuple(r for r in self.alive if r not in hung)
+        if hung:
+            self.commands.append(SignalWorkers(hung, signal.SIGKILL))
+        if order.stop_at_step and not order.cut:
+            self.commands.append(StopAtStep(rest, order.stop_at_step))
+            self.set(term_by_s=self.now + min(ALIGN_S, order.grace_s / 2))
+        else:
+            self.commands.append(SignalWorkers(rest, signal.SIGTERM))
+        if order.cut:
+            self.commands.append(CutSockets(rest))
+        self.sweep_when_empty()
+        self.kill_when_due()
+
+    def hung(self, order: Directive) -> tuple[int, ...]:
+        member = self.node.plan.member(self.node.report.node) if self.node.plan else None
+        first = member.first_rank if member else 0
+        return tuple(r for r in self.alive if first + r in order.kill_ranks)
+
+    def stop_now(self) -> None:
+        """The epoch is over for the others: nothing to save any more."""
+        if self.activity is not Activity.STOPPING:
+            self.set_report(activity=Activity.STOPPING)
+        self.set(stop_by_s=self.now, term_by_s=0.0)
+        self.kill_when_due()
+        self.sweep_when_empty()
+
+    def kill_when_due(self) -> None:
+        if self.activity is Activity.STOPPING and not self.node.killed and self.now >= self.node.stop_by_s:
+            self.set(killed=True)
+            if self.alive:
+                self.commands.append(SignalWorkers(self.alive, signal.SIGKILL))
+
+    def leave_when_idle(self) -> None:
+        """A leaving node that runs nothing, and never will, can go."""
+        if self.node.report.leaving and self.activity in (Activity.IDLE, Activity.STOPPED):
+            self.commands.append(Quit())
+
+    def tick(self) -> None:
+        node = self.node
+        if self.activity is Activity.STOPPING:
+            if node.term_by_s and self.now >= node.term_by_s:
+                self.set(term_by_s=0.0)
+                self.commands.append(SignalWorkers(self.alive, signal.SIGTERM))
+            self.kill_when_due()
+            self.sweep_when_empty()
+        alone = node.plan is not None and len(node.plan.members) == 1
+        if alone and self.activity is Activity.RUNNING and node.silent_since_s:
+            if self.now - node.silent_since_s >= node.fence_s:
+                self.stop_now()

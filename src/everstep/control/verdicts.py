@@ -1,0 +1,68 @@
+"""What an incident leads to once its epoch is settled: first cause, restart budget, crash loop, next stage."""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.control.draft import Draft
+from everstep.control.job import Incident, Stage
+from everstep.core import events as e
+from everstep.core.errors import ExitCode
+from everstep.detect.blame import first_cause
+from everstep.detect.repeat import repeats, signature
+
+REMEMBERED = 16  # signatures kept; far more than any crash-loop limit
+
+
+def conclude(draft: Draft) -> None:
+    """Every process of the epoch is gone: name the first cause, then re-form or give up."""
+    job = draft.job
+    incident = job.incident
+    assert incident is not None
+    counted = incident.counts
+    if incident.kind in ("crash", "node-lost"):
+        counted = _name_cause(draft, incident)
+    steps = [max(w.exit.total_step, w.exit.step) for w in job.ended.values()]
+    draft.set(best_step=max([job.best_step, *steps]))
+    if counted:
+        _remember(draft)
+        if _give_up(draft):
+            return
+        draft.set(restarts=draft.job.restarts + 1)
+    draft.enter(Stage.REFORMING)
+
+
+def _name_cause(draft: Draft, incident: Incident) -> bool:
+    """Tell culprits from collateral. Returns whether a worker is to blame (a lost node costs no restart)."""
+    job = draft.job
+    culprits, collateral, why = first_cause(tuple(job.ended.values()), job.lost)
+    if not culprits:
+        return incident.counts
+    draft.note(e.IncidentUpdated(incident.id, culprits, collateral, why))
+    draft.set(incident=msgspec.structs.replace(incident, culprits=culprits, why=why))
+    return any(c.rank >= 0 for c in culprits)
+
+
+def _remember(draft: Draft) -> None:
+    incident = draft.job.incident
+    assert incident is not None
+    ended = draft.job.ended
+    first = next((ended[c.rank] for c in incident.culprits if c.rank in ended), None)
+    made = signature(incident.kind, incident.why, first)
+    draft.set(signatures=(*draft.job.signatures, made)[-REMEMBERED:])
+
+
+def _give_up(draft: Draft) -> bool:
+    job = draft.job
+    incident = job.incident
+    assert incident is not None
+    if repeats(job.signatures, job.spec.crash_loop):
+        step = job.signatures[-1].step
+        why = f"the same failure {job.spec.crash_loop} times at step {step}: {incident.why}"
+        draft.end(ExitCode.CRASH_LOOP, why)
+    elif job.restarts >= job.spec.max_restarts:
+        code = ExitCode.HUNG if incident.kind == "hang" else ExitCode.FAILED
+        draft.end(code, f"{incident.why}; no restart left of {job.spec.max_restarts}")
+    return draft.job.stage is Stage.FAILED
+
+

@@ -1,0 +1,174 @@
+"""What happens in a worker's process, from its fork or start to its exit: one code for both kinds of spawner.
+
+    python -m everstep.control.worker --request FD --fd FD --parent PID     (started by PlainSpawner)
+
+A zygote calls `isolate` and `run` in its fork. Both return to the bottom of the stack and leave through the
+interpreter's ordinary finalisation, so open files are flushed and exit handlers run as in `python script.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import msgspec
+
+from everstep.control import robust, script, store
+from everstep.control.launch import Kind, SpawnRequest
+from everstep.core.page import Page, Word
+from everstep.probe import boot, stacks
+
+PR_SET_PDEATHSIG = 1
+RESET = ("SIGTERM", "SIGINT", "SIGCHLD", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def die_with(parent: int) -> None:
+    """SIGKILL for this process when its parent dies; leaves at once when that has happened already."""
+    if _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def isolate(parent: int) -> None:
+    """Own session, dies with `parent`, default signals, nothing blocked."""
+    die_with(parent)
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    signal.set_wakeup_fd(-1)
+    for name in RESET:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def run(request: SpawnRequest, fd: int) -> int:
+    """Become what was asked for; the exit status. `fd`: the page's, or the store's listening socket."""
+    _redirect(request)
+    _environment(request)
+    if request.kind is Kind.STORE:
+        return store.serve(fd, request.world_size)
+    if request.kind is Kind.PROGRAM:
+        return _exec(request)
+    page = Page(fd)
+    _randomness_and_threads()
+    faulthandler.enable()
+    if request.stacks:
+        stacks.install(request.stacks)
+    robust.lock(page)
+    _guard_children()
+    boot.install(page)
+    page[Word.READY_NS] = time.monotonic_ns()
+    return script.run(request, page)
+
+
+def _redirect(request: SpawnRequest) -> None:
+    """Standard input from nowhere, output appended to the files asked for; sys.stdout and sys.stderr stay valid."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(request.stdout, flags, 0o644)
+    err = out if request.stderr == request.stdout else os.open(request.stderr, flags, 0o644)
+    for fd, standard in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(fd, standard)
+    for fd in {null, out, err} - {0, 1, 2}:
+        os.close(fd)
+    # The same objects: loggers created at import keep writing through them.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(  # type: ignore[union-attr]
+            line_buffering=True, write_through=bool(request.env.get("PYTHONUNBUFFERED")), encoding="utf-8"
+        )
+
+
+def _environment(request: SpawnRequest) -> None:
+    path_before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request.env)
+    time.tzset()
+    os.chdir(request.cwd)
+    path = [entry for entry in request.env.get("PYTHONPATH", "").split(os.pathsep) if entry not in path_before]
+    sys.path[:0] = [os.path.abspath(entry) for entry in path if entry]
+
+
+def _exec(request: SpawnRequest) -> int:
+    try:
+        os.execvpe(request.target, [request.target, *request.args], request.env)
+    except OSError as error:
+        print(f"everstep: cannot run {request.target}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _randomness_and_threads() -> None:
+    """What a fresh process reads from the system at import and a fork has inherited.
+
+    `random` reseeds itself in a fork; torch's default seed is a constant.
+    """
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(_num_threads())
+
+
+def _num_threads() -> int:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        first = os.environ.get(name, "").split(",")[0]
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    alone = os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+    return len(os.sched_getaffinity(0)) if alone else 1  # as torchrun does
+
+
+def _guard_children() -> None:
+    """Processes the script forks (data-loader workers) die with this one, and leave its page alone."""
+    worker = os.getpid()
+    forked_by_main = False
+
+    def before() -> None:
+        nonlocal forked_by_main
+        forked_by_main = os.getpid() == worker and threading.get_native_id() == worker
+
+    def in_child() -> None:
+        boot.leave()
+        # The kernel sends the signal when the forking *thread* ends, so only the main thread's children get it;
+        # and not their children: a daemon's second fork outlives the first on purpose.
+        if forked_by_main:
+            die_with(worker)
+
+    os.register_at_fork(before=before, after_in_child=in_child)
+
+
+def main() -> int:
+    """A worker which was started, not forked."""
+    parser = argparse.ArgumentParser()
+    for name in ("--request", "--fd", "--parent"):
+        parser.add_argument(name, type=int, required=True)
+    arguments = parser.parse_args()
+    isolate(arguments.parent)
+    with open(arguments.request, "rb") as file:
+        file.seek(0)
+        request = msgspec.msgpack.decode(file.read(), type=SpawnRequest)
+    os.set_inheritable(arguments.fd, False)
+    return run(request, arguments.fd)
+
+
+def end_group(pid: int) -> None:
+    """SIGKILL whatever a failed worker leaves in its process group. Call it before the worker is reaped:
+    until then no other process can have its number."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

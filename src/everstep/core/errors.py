@@ -1,0 +1,38 @@
+"""Exit codes of the command line, and the errors a user can cause."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What `everstep run` exits with. After a stop by signal N it is 128 + N, as shells expect."""
+
+    OK = 0
+    FAILED = 1  # a worker failed and the restart budget is spent
+    USAGE = 2  # bad arguments or configuration
+    CRASH_LOOP = 3  # the same failure at the same step, three times
+    HUNG = 4  # a hang, and the restart budget is spent
+    TOO_FEW_NODES = 5  # fewer nodes than the minimum for longer than the join time-out
+    UNREACHABLE = 6  # no controller at the given address, or it refused the token
+    INCOMPLETE = 7  # every worker exited 0, but before the expected number of steps
+    NODE_LOST = 8  # this node was cut off and had to give up
+    INTERNAL = 70  # a defect of Everstep: please report it
+
+
+class EverstepError(Exception):
+    """Base of what a user sees as one clear line instead of a traceback. Carries the exit code."""
+
+    code = ExitCode.FAILED
+
+
+class UsageError(EverstepError, ValueError):
+    """An argument, a configuration value or a file is wrong; the text says which, where, and what to do."""
+
+    code = ExitCode.USAGE
+
+
+class Unreachable(EverstepError):
+    """The controller does not answer, or refuses this node."""
+
+    code = ExitCode.UNREACHABLE

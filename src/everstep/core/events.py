@@ -1,0 +1,211 @@
+"""What happened: the inputs of the job's state machine, and the records the journal keeps beside them.
+
+Inputs are replayed by a restarted controller: the machine's state is a fold over them. Records are facts
+the machine or the controller derived; people, reports and dashboards read those. All are past tense.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.core.types import Blame, EpochPlan, Exit, JobSpec, NodeLoss, NodeReport, Verdict
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of everything the journal holds."""
+
+
+# Inputs of the job's state machine --------------------------------------------------------------------
+
+
+class JobSubmitted(Event, frozen=True):
+    spec: JobSpec
+
+
+class ControllerStarted(Event, frozen=True):
+    """A controller began its life number `term` (1 is the first)."""
+
+    term: int
+
+
+class NodeReported(Event, frozen=True):
+    report: NodeReport
+
+
+class NodeGone(Event, frozen=True):
+    """The link to a node ended (`how` CLOSED) or its lease ran out (SILENT)."""
+
+    node: str
+    incarnation: str
+    how: NodeLoss
+
+
+class HangSuspected(Event, frozen=True):
+    """The hang detector wants evidence: stacks were asked for. `why` empty: the suspicion was unfounded."""
+
+    epoch: int
+    why: str
+
+
+class HangJudged(Event, frozen=True):
+    """The hang detector is sure enough to act on this epoch."""
+
+    epoch: int
+    verdict: Verdict
+
+
+class StopAsked(Event, frozen=True):
+    """Somebody wants the job to end: a signal to the launcher or a worker, or a command."""
+
+    why: str
+    signal: int = 15
+    grace_s: float = 30.0
+    stop_at_step: int = 0
+
+
+class Ticked(Event, frozen=True):
+    """Time passed; journalled only when it made the machine act."""
+
+
+Input = JobSubmitted | ControllerStarted | NodeReported | NodeGone | HangSuspected | HangJudged | StopAsked | Ticked
+
+
+# Records ----------------------------------------------------------------------------------------------
+
+
+class StageChanged(Event, frozen=True):
+    """The job's life cycle moved on (names of control.lifecycle.Stage)."""
+
+    old: str
+    new: str
+    why: str = ""
+
+
+class NodeJoined(Event, frozen=True):
+    node: str
+    incarnation: str
+    address: str
+    slots: int
+
+
+class NodeLost(Event, frozen=True):
+    node: str
+    incarnation: str
+    how: NodeLoss
+
+
+class EpochFormed(Event, frozen=True):
+    plan: EpochPlan
+
+
+class WorkerEnded(Event, frozen=True):
+    """A worker failed or ended. `seen_s` is its time on the controller's clock."""
+
+    rank: int
+    node: str
+    exit: Exit
+    seen_s: float
+
+
+class IncidentOpened(Event, frozen=True):
+    """First sign of a fault. `kind`: crash, hang, node-lost, stop, incomplete, step-fell-back, save-failed."""
+
+    incident: str
+    kind: str
+    culprits: tuple[Blame, ...]
+    why: str
+
+
+class IncidentUpdated(Event, frozen=True):
+    """More is known: collateral damage, or a better first cause than the one named before."""
+
+    incident: str
+    culprits: tuple[Blame, ...]
+    collateral: tuple[Blame, ...] = ()
+    why: str = ""
+
+
+class EvidenceSaved(Event, frozen=True):
+    """Files written into the incident's folder, relative to the run folder."""
+
+    incident: str
+    files: tuple[str, ...]
+
+
+class SurvivorsTold(Event, frozen=True):
+    """Every member's agent has signalled its workers to stop; time since the first sign of the fault."""
+
+    incident: str
+    after_s: float
+
+
+class StepsSeen(Event, frozen=True):
+    """Progress of the slowest worker of the epoch, at most once a second, and at its first step.
+
+    `step_at_s`: when the last step was made, controller's clock. `first_step_at_s`: the epoch's first step, or -1.
+    `total_step` is the optimizer's own count (-1 when it keeps none).
+    """
+
+    epoch: int
+    step: int
+    total_step: int
+    step_at_s: float
+    first_step_at_s: float = -1.0
+    saves: int = 0
+    saved_step: int = -1
+    rss_bytes: int = 0
+
+
+class IncidentClosed(Event, frozen=True):
+    """Recovered: the first step of the new epoch was made, or the job ended. Durations in seconds.
+
+    `downtime_s`: from the last step before the fault to the first step after it, -1 when there was none.
+    `phases`: name -> seconds, in order (detect, stop, form, first-step).
+    """
+
+    incident: str
+    outcome: str
+    downtime_s: float = -1.0
+    phases: dict[str, float] = {}
+    redone_steps: int = 0
+
+
+class Alert(Event, frozen=True):
+    """Something a person should know that is not an incident by itself."""
+
+    kind: str
+    text: str
+
+
+class JobEnded(Event, frozen=True):
+    exit_code: int
+    why: str
+
+
+Record = (
+    StageChanged
+    | NodeJoined
+    | NodeLost
+    | EpochFormed
+    | WorkerEnded
+    | IncidentOpened
+    | IncidentUpdated
+    | EvidenceSaved
+    | SurvivorsTold
+    | StepsSeen
+    | IncidentClosed
+    | Alert
+    | JobEnded
+)
+AnyEvent = Input | Record
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of the journal. `t_s`: the controller's monotonic clock; `wall_s`: seconds since 1970."""
+
+    n: int
+    t_s: float
+    wall_s: float
+    job: str
+    epoch: int
+    event: AnyEvent

@@ -1,0 +1,70 @@
+"""One page of memory shared by a worker and its agent: a robust mutex and the worker's signs of life.
+
+The agent creates it (an anonymous memfd: nothing can be left behind in /dev/shm), the worker inherits
+the descriptor. Words are 64-bit, written by one side only, read by the other without a lock: an aligned
+64-bit store is atomic on every machine we run on. Times are CLOCK_MONOTONIC nanoseconds; 0 means never.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import signal
+
+SIZE = 4096
+MUTEX_OFFSET = 0  # pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64
+MUTEX_SIZE = 64
+STOP_NOW = 1 << 63  # value of Word.STOP_AT_STEP: deliver SIGTERM whatever the step
+STACKS_SIGNAL = signal.SIGRTMIN + 9  # a worker that gets it writes the Python stacks of all its threads
+
+
+class Word(enum.IntEnum):
+    """Index of each 64-bit word behind the mutex. All are written by the worker but STOP_AT_STEP."""
+
+    STEPS = 0  # optimizer steps of this attempt
+    STEP_NS = 1  # time of the last one
+    FIRST_STEP_NS = 2
+    TOTAL_STEP = 3  # the optimizer's own step count plus one; 0: unknown
+    PHASE = 4
+    PHASE_NS = 5  # when the phase began
+    LIFE_NS = 6  # last sign of life of any kind
+    COLLECTIVES = 7
+    BATCHES = 8
+    SAVES = 9  # finished saves
+    SAVED_STEP = 10  # STEPS at the end of the last save, plus one
+    FAILED_NS = 11  # an exception escaped the script
+    FINISHED_NS = 12  # the script ended on its own (return or sys.exit)
+    TERM_NS = 13  # SIGTERM from outside reached a script that handles it
+    STOP_AT_STEP = 14  # written by the agent: deliver SIGTERM to yourself when STEPS reaches this
+    LOADS = 15  # torch.load and friends
+    READY_NS = 16  # the worker holds the mutex and is about to run the script
+    EXIT_STATUS = 17  # status the script ended with, plus one
+    FIRST_TOTAL_STEP = 18  # the optimizer's own count at the first step of this attempt, plus one; 0: unknown
+
+
+class Page:
+    """The page of one worker. `page[Word.STEPS] += 1` is how a worker ticks."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.memory = mmap.mmap(fd, SIZE)
+        self._words = memoryview(self.memory)[MUTEX_SIZE:].cast("Q")
+
+    @classmethod
+    def create(cls, name: str) -> Page:
+        """A new zeroed page; `name` shows in /proc/PID/maps. The descriptor is close-on-exec."""
+        fd = os.memfd_create(f"everstep-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(fd, SIZE)
+        return cls(fd)
+
+    def __getitem__(self, word: Word) -> int:
+        return self._words[word]
+
+    def __setitem__(self, word: Word, value: int) -> None:
+        self._words[word] = value
+
+    def close(self) -> None:
+        self._words.release()
+        self.memory.close()
+        os.close(self.fd)

@@ -1,0 +1,103 @@
+"""Puts the probe into a worker: `install(page)` before the script runs.
+
+The functions of torch are exchanged once a process, as soon as torch is imported: at once in a zygote (and
+in all its forks), or when the script imports it. Until `install`, and in processes which the worker forks,
+they tick into nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from everstep.core.page import Page
+from everstep.probe import phases, progress
+from everstep.probe.termination import Termination
+
+_progress = progress.Progress()
+_installed: Page | None = None
+
+
+@functools.cache
+def prepare() -> None:
+    """Exchange PyTorch's functions, now or when the script imports them. Once a process; forks inherit it."""
+    after_import("torch", _patch_torch)
+    after_import("torch.distributed.checkpoint", lambda: phases.patch_checkpoint(_progress.phases))
+    after_import("safetensors.torch", lambda: phases.patch_safetensors(_progress.phases))
+    Termination(_progress).install()
+
+
+def _patch_torch() -> None:
+    progress.patch_torch(_progress)
+    phases.patch_torch(_progress.phases)
+
+
+def install(page: Page) -> None:
+    """From now on this process is the worker of `page`."""
+    global _installed
+    prepare()
+    _progress.attach(page)
+    _installed = page
+
+
+def leave() -> None:
+    """In a process forked by the worker: it must not tick, nor keep the page."""
+    global _installed
+    _progress.detach()
+    if _installed is not None:
+        _installed.close()
+        _installed = None
+
+
+def done() -> None:
+    """The script has ended."""
+    _progress.phases.done()
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back when a module has been executed, and before anybody can take names from it."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, Callable[[], None]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        callback = self.waiting.pop(fullname, None)
+        if callback is None:
+            return None
+        spec = importlib.util.find_spec(fullname)  # asks us again, and we are no longer interested
+        loader: Any = spec.loader if spec else None
+        if spec is None or loader is None:
+            self.waiting[fullname] = callback
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            callback()
+
+        # Set on the loader's instance, which belongs to this one module: its type stays what others expect.
+        loader.exec_module = exec_module
+        return spec
+
+
+@functools.cache
+def _finder() -> _AfterImport:
+    finder = _AfterImport()
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def after_import(name: str, callback: Callable[[], None]) -> None:
+    """Call back now when the module is imported already, else right after its import."""
+    if name in sys.modules:
+        callback()
+    else:
+        _finder().waiting[name] = callback

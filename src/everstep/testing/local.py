@@ -1,0 +1,140 @@
+"""A real job on this machine, for tests: `everstep run` as a process, its journal, and real faults.
+
+    with LocalRun(tmp_path, script, "--nproc-per-node", "2") as run:
+        run.until_step(3)
+        run.kill(rank=1)
+        assert run.wait() == 0
+
+Faults are what the world does: signals to processes. Nothing in the shipped code knows about them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from everstep.control.journal import read
+from everstep.core import events as e
+from everstep.core.types import EpochPlan
+
+T = TypeVar("T")
+POLL_S = 0.01
+
+
+class LocalRun:
+    """One `everstep run`. `directory` becomes the working directory and holds the run folder."""
+
+    def __init__(self, directory: Path, script: Path | str, *options: str, args: tuple[str, ...] = (), **env: str):
+        self.directory = directory
+        command = [sys.executable, "-m", "everstep.cli.main", "run", "--run-dir", str(directory / "runs")]
+        self.command = [*command, *options, str(script), *args]
+        self.env = {**os.environ, **env}
+        self.output = directory / "output.txt"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalRun:
+        with self.output.open("wb") as out:
+            self.process = subprocess.Popen(
+                self.command, cwd=self.directory, env=self.env, stdout=out, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    # What it tells --------------------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path:
+        return (self.directory / "runs" / "latest").resolve()
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def entries(self) -> list[e.Entry]:
+        path = self.run_dir / "journal.jsonl"
+        return list(read(path)) if path.exists() else []
+
+    def events(self, kind: type[T]) -> list[T]:
+        return [entry.event for entry in self.entries() if isinstance(entry.event, kind)]
+
+    def plan(self) -> EpochPlan:
+        return self.events(e.EpochFormed)[-1].plan
+
+    def until(self, what: Callable[[], T], timeout_s: float = 30.0) -> T:
+        """The first true value of `what()`; raises with the job's output when it takes too long or the job ends."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := what()):
+            ended = self.process is not None and self.process.poll() is not None
+            if time.monotonic() > deadline or (ended and not what()):
+                how = f"ended with {self.process.returncode}" if ended and self.process else f"{timeout_s} s passed"
+                raise AssertionError(f"{how} before it came true; output:\n{self.text()[-4000:]}")
+            time.sleep(POLL_S)
+        return value
+
+    def until_step(self, step: int, epoch: int = 0, timeout_s: float = 40.0) -> e.StepsSeen:
+        """Until every worker of that epoch (0: the newest) made this many steps in it."""
+
+        def reached() -> e.StepsSeen | None:
+            seen = [s for s in self.events(e.StepsSeen) if s.step >= step and s.epoch == (epoch or self.plan().epoch)]
+            return seen[-1] if seen else None
+
+        found = self.until(reached, timeout_s)
+        assert found is not None
+        return found
+
+    def pids(self) -> dict[int, int]:
+        """Rank -> process of the newest epoch."""
+        plan = self.plan()
+        found: dict[int, int] = {}
+        for event in self.events(e.NodeReported):
+            if event.report.epoch == plan.epoch and plan.member(event.report.node):
+                for worker in event.report.workers:
+                    found[plan.rank(event.report.node, worker.local_rank)] = worker.pid
+        return {rank: pid for rank, pid in found.items() if pid}
+
+    def controller_pid(self) -> int:
+        return int((self.run_dir / "controller.pid").read_text())
+
+    def agent_pid(self, node: str) -> int:
+        return int((self.run_dir / f"agent-{node}.pid").read_text())
+
+    # What the world does to it --------------------------------------------------------------------------
+
+    def kill(self, rank: int, signum: int = signal.SIGKILL) -> int:
+        """Signal one worker; returns its pid."""
+        pid = self.until(lambda: self.pids().get(rank))
+        assert pid
+        os.kill(pid, signum)
+        return pid
+
+    def kill_agent(self, node: str, signum: int = signal.SIGKILL) -> int:
+        pid = self.agent_pid(node)
+        os.kill(pid, signum)
+        return pid
+
+    def kill_controller(self, signum: int = signal.SIGKILL) -> int:
+        pid = self.controller_pid()
+        os.kill(pid, signum)
+        return pid
+
+    def signal(self, signum: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(signum)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """The exit code of `everstep run`."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not over after {timeout_s} s; output:\n{self.text()[-4000:]}") from None

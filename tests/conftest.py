@@ -1,0 +1,127 @@
+"""What all tests share: a folder for runs, and a guard that a test of real processes leaves nothing behind.
+
+Every process which such a test starts inherits a variable with a name of this test, so what it left behind is told
+apart from what else runs on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+INTEGRATION = Path(__file__).parent / "integration"
+SHARED_MEMORY = Path("/dev/shm")
+VARIABLE = "EVERSTEP_TEST_RUN"
+GONE_WITHIN_S = 2.0  # workers must be gone within 2 s of their agent's death, so a test may end that much earlier
+# Helpers of Python's multiprocessing live as long as pytest does.
+EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Where the jobs of this test put their run folders."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In tests/integration: fail when a process or a piece of shared memory outlives the test that made it.
+
+    Autouse, so it is set up before the fixtures a test asks for, and looks after they have cleaned up.
+    """
+    if not request.path.is_relative_to(INTEGRATION):
+        yield
+        return
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(VARIABLE, mark)
+    children, segments = descendants(os.getpid()), set(os.listdir(SHARED_MEMORY))
+    yield
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (left := processes(mark, children), orphaned(segments)) != ({}, set()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    lines = [f"  process {pid}: {command}" for pid, command in left[0].items()]
+    lines += [f"  shared memory: {SHARED_MEMORY / name}" for name in sorted(left[1])]
+    for pid in left[0]:  # so that the next test starts clean
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if lines:
+        pytest.fail("left behind:\n" + "\n".join(lines))
+
+
+def processes(mark: str, known: set[int]) -> dict[int, str]:
+    """Living processes that carry the mark, or descend from this one and are not known: pid -> command line."""
+    ours = carriers(mark) | (descendants(os.getpid()) - known)
+    commands = {pid: read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip() for pid in ours}
+    return {
+        pid: command
+        for pid, command in sorted(commands.items())
+        if alive(pid) and not any(text in command for text in EXEMPT)
+    }
+
+
+def carriers(mark: str) -> set[int]:
+    wanted = f"{VARIABLE}={mark}".encode()
+    return {pid for pid in pids() if pid != os.getpid() and wanted in read(pid, "environ").split(b"\0")}
+
+
+def descendants(root: int) -> set[int]:
+    parents = {pid: int(fields[1]) for pid in pids() if (fields := stat(pid))}
+    found, level = set[int](), {root}
+    while level := {pid for pid, parent in parents.items() if parent in level} - found:
+        found |= level
+    return found
+
+
+def orphaned(before: set[str]) -> set[str]:
+    """New entries of /dev/shm which no living process maps or holds open: nobody is left to remove them."""
+    new = set(os.listdir(SHARED_MEMORY)) - before
+    if not new:
+        return set()
+    held = b"".join(read(pid, "maps") for pid in pids()).decode(errors="replace") + "\n".join(open_files())
+    return {name for name in new if str(SHARED_MEMORY / name) not in held}
+
+
+def open_files() -> Iterator[str]:
+    for pid in pids():
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue  # it ended, or is not ours to look at
+        for descriptor in descriptors:
+            try:
+                yield os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            except OSError:
+                continue
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def read(pid: int, name: str) -> bytes:
+    """A file of /proc/PID; empty when the process ended or is not ours to look at."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def stat(pid: int) -> list[str]:
+    """State, parent and what follows in /proc/PID/stat (the name before may hold any character)."""
+    return read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def alive(pid: int) -> bool:
+    fields = stat(pid)
+    return bool(fields) and fields[0] not in "ZX"
