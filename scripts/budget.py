@@ -138,9 +138,9 @@ def main() -> int:
         if any(True for source in files for _ in functions(source.tree)):
             size = figures(files)
             print(
-                f"{folder:10} {size.num_files:4} files, median {size.median_file:.0f} lines, largest {size.largest_file};"
-                f" {size.num_functions} functions, median {size.median_function:.0f} lines, p90 {size.p90_function},"
-                f" longest {size.longest_function}"
+                f"{folder}: {size.num_files} files, median {size.median_file:.0f} lines, largest {size.largest_file};"
+                f" {size.num_functions} functions, median {size.median_function:.0f} lines,"
+                f" p90 {size.p90_function}, longest {size.longest_function}"
             )
     complaints = judge(ROOT)
     for line in complaints:

@@ -34,8 +34,9 @@ if ! { [[ -x .venv/bin/pip ]] && .venv/bin/python -c '' && grep -qF "$here/.venv
 fi
 rm -f "$stamp"
 echo "venv: installing $(grep -c == requirements/lock.txt) pinned packages from requirements/lock.txt (torch is about 200 MB)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements/lock.txt
+# -qq: an index which lacks one of the packages is worth no warning while another has it.
+.venv/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements/lock.txt
 # The build back end came with the lock, so this asks no package index.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-build-isolation --no-deps --editable .
+.venv/bin/python -m pip install -qq --disable-pip-version-check --no-index --no-build-isolation --no-deps --editable .
 echo "$key" >"$stamp"
 echo "venv: ready after $SECONDS s"

@@ -48,13 +48,15 @@ def no_leftovers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     children, segments = descendants(os.getpid()), set(os.listdir(SHARED_MEMORY))
     yield
     deadline = time.monotonic() + GONE_WITHIN_S
-    while (left := processes(mark, children), orphaned(segments)) != ({}, set()) and time.monotonic() < deadline:
+    running, kept = processes(mark, children), orphaned(segments)
+    while (running or kept) and time.monotonic() < deadline:
         time.sleep(0.02)
-    lines = [f"  process {pid}: {command}" for pid, command in left[0].items()]
-    lines += [f"  shared memory: {SHARED_MEMORY / name}" for name in sorted(left[1])]
-    for pid in left[0]:  # so that the next test starts clean
+        running, kept = processes(mark, children), orphaned(segments)
+    for pid in running:  # so that the next test starts clean
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    lines = [f"  process {pid}: {command}" for pid, command in running.items()]
+    lines += [f"  shared memory: {SHARED_MEMORY / name}" for name in sorted(kept)]
     if lines:
         pytest.fail("left behind:\n" + "\n".join(lines))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def test_leftovers_of_a_test_are_found_named_and_ended(pytester: pytest.Pytester
     (pytester.path / "pure/test_not_watched.py").write_text("def test_one() -> None:\n    pass\n", encoding="utf-8")
     try:
         # Not in this process: its own guard would be asked for the same children.
-        result = pytester.runpytest_subprocess("--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist")
+        result = pytester.runpytest_subprocess("--import-mode=importlib", "-p", "no:xdist", timeout=40)
     finally:
         Path("/dev/shm", segment).unlink(missing_ok=True)
     result.assert_outcomes(passed=6, errors=3)
@@ -73,5 +72,3 @@ def test_venv_refuses_an_old_python(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "needs Python 3.11 or newer" in done.stderr
     assert not (tmp_path / ".venv").exists()
-
-

@@ -94,6 +94,7 @@ def main(total_epochs: int, save_every: int, batch_size: int, snapshot_path: str
     trainer.train(total_epochs)
     if trainer.global_rank == 0:
         print(f"final loss {trainer.loss.item():.6f}", flush=True)
+    del trainer  # before its group: a DDP that is the last to let go of a gloo group can hang there (torch 2.13)
     destroy_process_group()
 
 

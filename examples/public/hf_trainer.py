@@ -85,8 +85,6 @@ def main() -> None:
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
         print(f"final loss {loss:.6f}", flush=True)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -217,7 +217,8 @@ def test_an_ordinary_end_flushes_and_runs_exit_handlers(bench: Bench) -> None:
     path = bench.folder / f"kept{bench.next_key}"
     attempt = bench.script(
         f"import atexit, threading, time\nkept = open({str(path)!r}, 'w')\nkept.write('kept')\n"
-        "atexit.register(print, 'handler')\nthreading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()"
+        "atexit.register(print, 'handler')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()"
     )
     assert bench.end(attempt) == 0
     assert path.read_text() == "kept"
@@ -312,6 +313,27 @@ def test_grandchildren_die_with_the_worker(bench: Bench) -> None:
     os.kill(pid, signal.SIGKILL)
     assert bench.end(attempt) == -9
     bench.until(lambda: all(gone(child) for child in grandchildren), 5)
+
+
+FORK_AND_TRAIN = """
+import os, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+optimizer.step()
+child = os.fork()
+optimizer.step()
+if child == 0:
+    optimizer.step()
+    assert not [line for line in open("/proc/self/maps") if "everstep" in line]
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+"""
+
+
+def test_a_child_of_the_worker_does_not_tick(warm: Bench) -> None:
+    attempt = warm.script(FORK_AND_TRAIN)
+    assert warm.end(attempt) == 0, attempt.err.read_text()
+    assert attempt.page[Word.STEPS] == 2
 
 
 def test_random_numbers_differ_between_forks_where_they_would_between_processes(warm: Bench) -> None:
@@ -410,6 +432,23 @@ def test_a_lost_zygote_is_reported(tmp_path: Path) -> None:
         assert isinstance(bench.find(attempt, SpawnFailed), SpawnFailed)
 
 
+def test_a_threaded_zygote_refuses_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    bench = Bench(tmp_path)
+    bench.spawner = ZygoteSpawner(bench.answers.append, bench.lost.append, preload=("threaded",))
+    with contextlib.closing(bench):
+        bench.loop.run_until_complete(bench.spawner.start())
+        attempt = bench.script("pass")
+        bench.until(lambda: bench.find(attempt, SpawnFailed))
+        failed = bench.find(attempt, SpawnFailed)
+        assert isinstance(failed, SpawnFailed)
+        assert "2 threads" in failed.why
+        assert "--no-zygote" in failed.why
+
+
 AGENT = """
 import asyncio, os, sys, time
 from everstep.control.launch import Forked, Kind, SpawnRequest
@@ -423,7 +462,9 @@ async def main(kind, folder):
     await spawner.start()
     if kind != "plain": print(spawner.pid, flush=True)
     page = Page.create("x"); robust.init(page)
-    spawner.spawn(SpawnRequest(1, Kind.PROGRAM, "sleep", ("600",), dict(os.environ), folder, "/dev/null", "/dev/null"), page.fd)
+    null = "/dev/null"
+    request = SpawnRequest(1, Kind.PROGRAM, "sleep", ("600",), dict(os.environ), folder, null, null)
+    spawner.spawn(request, page.fd)
     await asyncio.sleep(600)
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -9,11 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from everstep.control.journal import Follower, read
+import msgspec
+
+from everstep.control.journal import read
 from everstep.core import events as e
 from everstep.observe.summary import summarize
 from everstep.observe.text import render
 
+_decoder = msgspec.json.Decoder(e.Entry)
 PROGRESS_S = 10.0  # a line of progress at most this often
 
 
@@ -23,7 +26,8 @@ class Narrator:
     def __init__(self, run_dir: Path, job: str) -> None:
         self.run_dir = run_dir
         self.job = job
-        self.follower = Follower(run_dir / "journal.jsonl")
+        self.journal = run_dir / "journal.jsonl"
+        self.read_bytes = 0
         self.kinds: dict[str, str] = {}
         self.said_progress_s = time.monotonic()
 
@@ -34,10 +38,20 @@ class Narrator:
         self.say(f"job {self.job}, controller at {address}, run folder {self.run_dir}")
 
     def catch_up(self) -> None:
-        for entry in self.follower.new():
-            text = self._line(entry.event)
+        """Say what the journal's new whole lines tell."""
+        for line in self._new_lines():
+            text = self._line(_decoder.decode(line).event)
             if text:
                 self.say(text)
+
+    def _new_lines(self) -> list[bytes]:
+        if not self.journal.exists():
+            return []
+        with self.journal.open("rb") as file:
+            file.seek(self.read_bytes)
+            whole = file.read().rpartition(b"\n")[0]
+        self.read_bytes += len(whole) + 1 if whole else 0
+        return whole.splitlines()
 
     def _line(self, event: e.AnyEvent) -> str:
         match event:
@@ -63,7 +77,7 @@ class Narrator:
     def end(self, exit_code: int) -> None:
         """The summary, on the console and in the run folder."""
         self.catch_up()
-        summary = summarize(read(self.run_dir / "journal.jsonl"))
+        summary = summarize(read(self.journal))
         text = render(summary)
         (self.run_dir / "summary.txt").write_text(text, encoding="utf-8")
         print(text, file=sys.stderr, flush=True)

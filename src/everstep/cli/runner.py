@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 
 import msgspec
@@ -110,8 +111,8 @@ class Launcher:
             narrator.end(self.exit_code)
         return self.exit_code
 
-    def _mind(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _mind(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self.minders.add(task)
         task.add_done_callback(self._minded)
 

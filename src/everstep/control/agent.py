@@ -16,6 +16,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -234,17 +235,17 @@ class Agent:
         if self.link is not None:
             self.link.send(taken)
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     # Time -----------------------------------------------------------------------------------------------
 
-    async def _every(self, period_s: float, act: object) -> None:
+    async def _every(self, period_s: float, act: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(period_s)
-            act()  # type: ignore[operator]
+            act()
 
     def _look(self) -> None:
         if self.crew is not None:

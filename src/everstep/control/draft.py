@@ -10,10 +10,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from everstep.control import membership
 from everstep.control.job import Command, Direct, Incident, Job, NodeState, Note, Outcome, Stage
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.types import Action, Blame, Directive, NodeLoss, NodeReport
+
+ORPHANS_S = 2.0  # the workers of a dead agent are gone by then
 
 
 class Draft:
@@ -50,12 +53,24 @@ class Draft:
         self.set(nodes={**self.job.nodes, node.report.node: node})
 
     def join(self, report: NodeReport) -> None:
-        job = self.job
-        self.set(arrivals=job.arrivals + 1, last_join_s=self.now)
-        self.put(NodeState(report, order=job.arrivals, since_s=self.now))
+        """Known from now on, and parked. One that was lost and comes back has to stop what it runs, or may yet start."""
+        job, spec = self.job, self.job.spec
+        self.set(
+            arrivals=job.arrivals + 1,
+            last_join_s=self.now,
+            latest={**job.latest, report.node: report.incarnation},
+            gone_by={i: at for i, at in job.gone_by.items() if i != report.incarnation},
+        )
+        node = NodeState(report, order=job.arrivals, since_s=self.now)
+        back = job.plan is not None and membership.seated(job.plan, report) and not node.stopped(job.plan.epoch)
+        due = self.now + spec.grace_s + spec.stop_margin_s if back or not node.at_rest else 0.0
+        self.put(msgspec.structs.replace(node, stop_by_s=due))
         self.note(e.NodeJoined(report.node, report.incarnation, report.address, report.slots))
         self.set(directives={n: d for n, d in self.job.directives.items() if n != report.node})
-        self.direct(report.node, Action.PARK, reason="waiting for a place")
+        if back:
+            self.direct(report.node, Action.STOP, epoch=job.epoch, reason="was lost", grace_s=spec.grace_s, cut=True)
+        else:
+            self.direct(report.node, Action.PARK, reason="waiting for a place", grace_s=spec.grace_s)
 
     def drop(self, name: str, how: NodeLoss) -> None:
         """The node is not here any more. What that means for the epoch is `lost_members`' business."""
@@ -69,9 +84,21 @@ class Draft:
             return
         if node.stopped(plan.epoch):
             return
-        self.set(lost=(*self.job.lost, record))
-        if how in (NodeLoss.SILENT, NodeLoss.STUCK) and len(plan.members) == 1:
-            self.set(hold_until_s=self.now + self.job.spec.fence_s)
+        if all(r.incarnation != record.incarnation for r in self.job.lost):
+            self.set(lost=(*self.job.lost, record))
+        if how is NodeLoss.REPLACED:
+            self.gone(record.incarnation, 0.0)
+        else:
+            self.gone(record.incarnation, self.now + (ORPHANS_S if how is NodeLoss.DIED else self.longest_s()))
+
+    def gone(self, incarnation: str, at_s: float) -> None:
+        self.set(gone_by={**self.job.gone_by, incarnation: at_s})
+
+    def longest_s(self) -> float:
+        """A node out of sight may run its part of the epoch for this long: it notices, then it fences itself."""
+        spec, plan = self.job.spec, self.job.plan
+        fence_s = membership.fence_after_s(spec.fence_s, len(plan.members) if plan else 1)
+        return spec.lease_s + fence_s + spec.stop_margin_s
 
     # The epoch ------------------------------------------------------------------------------------------
 
@@ -84,24 +111,27 @@ class Draft:
             if node is None or node.report.incarnation != member.incarnation:
                 continue
             due = self.now + grace_s + self.job.spec.stop_margin_s
+            due = min(due, node.stop_by_s or due)  # repeating an order gives nobody more time
             self.put(msgspec.structs.replace(node, stop_by_s=due))
             self.direct(member.node, Action.STOP, epoch=plan.epoch, reason=reason, grace_s=grace_s, **fields)
 
     def settled(self) -> bool:
-        """No process of the epoch can be running: each member confirmed it or was lost, and no hold is left."""
-        job = self.job
-        assert job.plan is not None
-        lost = {record.incarnation for record in job.lost}
-        for member in job.plan.members:
+        """The epoch can make no step any more, and no member that is here runs a process of it.
+
+        A step takes all workers, so one that is surely gone is enough for the members out of sight.
+        """
+        job, plan = self.job, self.job.plan
+        assert plan is not None
+        sure = bool(job.ended)
+        for member in plan.members:
             node = job.nodes.get(member.node)
-            here = node is not None and node.report.incarnation == member.incarnation
-            if here and node is not None and node.stopped(job.plan.epoch):
-                continue
-            if member.incarnation not in lost and here:
-                return False
-            if self.now < job.hold_until_s and member.incarnation in lost:
-                return False
-        return True
+            if node is not None and node.report.incarnation == member.incarnation:
+                if not node.stopped(plan.epoch):
+                    return False
+                sure = True
+            else:
+                sure = sure or self.now >= job.gone_by.get(member.incarnation, 0.0)
+        return sure
 
     # Incidents and the end ------------------------------------------------------------------------------
 

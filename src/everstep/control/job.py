@@ -44,11 +44,13 @@ class NodeState(msgspec.Struct, frozen=True):
         return report.epoch > epoch or (report.epoch == epoch and report.activity is Activity.STOPPED)
 
     @property
+    def at_rest(self) -> bool:
+        return self.report.activity in (Activity.IDLE, Activity.STOPPED)
+
+    @property
     def free(self) -> bool:
         """Linked, staying, and running nothing: it can take part in a new epoch."""
-        report = self.report
-        idle = report.activity in (Activity.IDLE, Activity.STOPPED)
-        return not self.lost_at_s and not report.leaving and idle and report.slots > 0
+        return not self.lost_at_s and not self.report.leaving and self.at_rest and self.report.slots > 0
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -86,6 +88,7 @@ class Job(msgspec.Struct, frozen=True):
     plan: EpochPlan | None = None
     nodes: dict[str, NodeState] = {}
     directives: dict[str, Directive] = {}
+    latest: dict[str, str] = {}  # node -> the incarnation that came last, here or not
     replaced: tuple[str, ...] = ()  # incarnations that a newer agent of the same name displaced
     refused: dict[str, str] = {}  # nodes that failed the check before start, with the reason
     arrivals: int = 0
@@ -93,7 +96,7 @@ class Job(msgspec.Struct, frozen=True):
     grow_at_s: float = 0.0  # a newcomer would fill a free place: re-form then; 0: nothing to do
     ended: dict[int, e.WorkerEnded] = {}  # rank -> how it ended, in this epoch
     lost: tuple[e.NodeLost, ...] = ()  # members of this epoch that were lost
-    hold_until_s: float = 0.0  # a silent node, alone in its epoch, may still run until then
+    gone_by: dict[str, float] = {}  # incarnation of a lost member -> when its processes are surely gone; 0: they are
     incident: Incident | None = None
     incidents: int = 0
     restarts: int = 0

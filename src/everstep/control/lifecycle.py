@@ -13,12 +13,12 @@ from __future__ import annotations
 import msgspec
 
 from everstep.control import membership
-from everstep.control.draft import Draft
+from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
-from everstep.core.types import Action, Activity, Blame, NodeLoss, NodeReport, Verdict
+from everstep.core.types import Action, Blame, ExitCause, NodeLoss, NodeReport, Verdict
 
 
 def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
@@ -61,28 +61,36 @@ def _restarted(draft: Draft, term: int) -> None:
         stop_by = now + job.spec.grace_s + job.spec.stop_margin_s if node.stop_by_s else 0.0
         draft.put(msgspec.structs.replace(node, lost_at_s=due, stop_by_s=stop_by))
     draft.set(stage_since_s=now, last_join_s=now, grow_at_s=0.0)
-    if job.hold_until_s:
-        draft.set(hold_until_s=now + job.spec.fence_s)
+    draft.set(gone_by={i: now + draft.longest_s() if at else 0.0 for i, at in job.gone_by.items()})
 
 
 def _reported(draft: Draft, report: NodeReport) -> None:
     job = draft.job
     if report.incarnation in job.replaced:
         return
-    known = job.nodes.get(report.node)
-    if known is not None and known.report.incarnation != report.incarnation:
-        draft.drop(report.node, NodeLoss.REPLACED)
-        draft.set(replaced=(*job.replaced, known.report.incarnation)[-256:])
-        known = None
+    latest = job.latest.get(report.node, report.incarnation)
+    if latest != report.incarnation:
+        _replaced(draft, report.node, latest)
+    known = draft.job.nodes.get(report.node)
     if known is None:
         draft.join(report)
+        _collect_ends(draft, report)
         if job.stage in ENDED:
-            draft.direct(report.node, Action.LEAVE, reason="the job has ended")
+            draft.direct(report.node, Action.LEAVE, reason="the job has ended", grace_s=job.spec.grace_s)
         return
     if report.seq <= known.report.seq:
         return
     draft.put(msgspec.structs.replace(known, report=report, lost_at_s=0.0))
     _collect_ends(draft, report)
+
+
+def _replaced(draft: Draft, name: str, incarnation: str) -> None:
+    """A new agent of this name came. It has ended all processes of the old one before it reported."""
+    if name in draft.job.nodes:
+        draft.drop(name, NodeLoss.REPLACED)
+    elif incarnation in draft.job.gone_by:
+        draft.gone(incarnation, 0.0)
+    draft.set(replaced=(*draft.job.replaced, incarnation)[-256:])
 
 
 def _collect_ends(draft: Draft, report: NodeReport) -> None:
@@ -108,8 +116,10 @@ def _gone(draft: Draft, name: str, incarnation: str, how: NodeLoss) -> None:
     job = draft.job
     node = job.nodes.get(name)
     if node is None or node.report.incarnation != incarnation:
+        if how is NodeLoss.DIED and job.gone_by.get(incarnation, 0.0) > draft.now + ORPHANS_S:
+            draft.gone(incarnation, draft.now + ORPHANS_S)
         return
-    if node.report.leaving or job.stage in ENDED:
+    if job.stage in ENDED or (node.report.leaving and node.at_rest):
         draft.drop(name, NodeLoss.LEFT)
     elif how is NodeLoss.CLOSED and not node.lost_at_s:
         draft.put(msgspec.structs.replace(node, lost_at_s=draft.now + job.spec.reconnect_s))
@@ -174,6 +184,7 @@ def _check_epoch(draft: Draft) -> None:
     job, plan = draft.job, draft.job.plan
     assert plan is not None
     failed = [w for w in job.ended.values() if w.exit.failed]
+    stopped = [w for w in job.ended.values() if w.exit.cause is ExitCause.STOPPED]
     nodes = [job.nodes.get(m.node) for m in plan.members]
     if job.lost:
         gone = [Blame(-1, r.node, f"node lost: {r.how.value}") for r in job.lost]
@@ -183,17 +194,21 @@ def _check_epoch(draft: Draft) -> None:
         blames = [Blame(w.rank, w.node, w.exit.cause.value, w.exit.message) for w in failed]
         draft.open_incident("crash", blames, blames[0].detail or blames[0].cause, counts=True)
         _evict(draft, cut=True)
-    elif len(job.ended) == plan.world_size and all(n is None or n.stopped(plan.epoch) for n in nodes):
+    elif len(job.ended) == plan.world_size and not stopped and all(n is None or n.stopped(plan.epoch) for n in nodes):
         _complete(draft)
     elif any(n is not None and n.report.leaving for n in nodes):
         leaving = [n.report.node for n in nodes if n is not None and n.report.leaving]
         draft.open_incident("drain", [Blame(-1, n, "leaves") for n in leaving], "a node leaves", counts=False)
         _evict(draft, cut=False)
-    elif job.stage is Stage.FORMING:
-        if all(n and n.report.epoch == plan.epoch and n.report.activity is Activity.RUNNING for n in nodes):
-            draft.enter(Stage.RUNNING)
+    elif stopped:  # its node fenced itself while there was no controller
+        blames = [Blame(w.rank, w.node, "stopped on its own") for w in stopped]
+        draft.open_incident("interrupted", blames, "workers were stopped without an order", counts=False)
+        _evict(draft, cut=True)
     else:
-        _check_growth(draft)
+        if job.stage is Stage.FORMING and all(n is None or n.report.epoch == plan.epoch for n in nodes):
+            draft.enter(Stage.RUNNING)
+        if draft.job.stage is not Stage.FORMING:
+            _check_growth(draft)
 
 
 def _complete(draft: Draft) -> None:
@@ -211,9 +226,11 @@ def _check_growth(draft: Draft) -> None:
     """A newcomer and a free place: re-form, a little later, so that several newcomers cost one restart."""
     job, plan = draft.job, draft.job.plan
     assert plan is not None
-    spares = [n for n in _candidates(draft) if plan.member(n.report.node) is None]
-    if not spares or len(plan.members) >= job.spec.max_nodes:
-        draft.set(grow_at_s=0.0)
+    full = len(plan.members) >= job.spec.max_nodes or len(job.nodes) <= len(plan.members)
+    spares = [] if full else [n for n in _candidates(draft) if plan.member(n.report.node) is None]
+    if not spares:
+        if job.grow_at_s:
+            draft.set(grow_at_s=0.0)
     elif not job.grow_at_s:
         draft.set(grow_at_s=draft.now + job.spec.last_call_s)
     elif draft.now >= job.grow_at_s:
@@ -249,7 +266,7 @@ def _candidates(draft: Draft) -> list[NodeState]:
     for name, what in odd.items():
         if job.refused.get(name) != what:
             draft.note(e.Alert("check-failed", f"{name} is not used: {what}"))
-    if odd or job.refused:
+    if odd != job.refused:
         draft.set(refused=dict(odd))
     return [n for n in free if n.report.node not in odd]
 
@@ -258,11 +275,14 @@ def _try_form(draft: Draft) -> None:
     job, now = draft.job, draft.now
     candidates = _candidates(draft)
     count, spec = len(candidates), job.spec
-    pending = any(n.lost_at_s or not n.free for n in job.nodes.values() if not n.report.leaving)
+    pending = any(not n.free for n in job.nodes.values() if not n.report.leaving)
     last_call = job.stage is Stage.CHECKING and now < job.last_join_s + spec.last_call_s
-    if count >= spec.max_nodes or (count >= spec.min_nodes and not pending and not last_call):
+    overdue = now >= job.stage_since_s + spec.join_timeout_s
+    if any(not n.at_rest for n in job.nodes.values()):
+        return  # back from a cut and still stopping: what its workers save must not meet what new ones load
+    if count >= spec.max_nodes or (count >= spec.min_nodes and (overdue or not (pending or last_call))):
         _form(draft, [n.report for n in candidates])
-    elif now >= job.stage_since_s + spec.join_timeout_s:
+    elif overdue:
         why = f"{count} of at least {spec.min_nodes} nodes after {spec.join_timeout_s:.0f} s"
         draft.end(ExitCode.TOO_FEW_NODES, why)
 
@@ -271,7 +291,7 @@ def _form(draft: Draft, present: list[NodeReport]) -> None:
     job = draft.job
     previous = job.plan.members if job.plan else ()
     plan = membership.deal(job.epoch + 1, previous, present, job.spec.max_nodes, job.restarts)
-    draft.set(epoch=plan.epoch, plan=plan, ended={}, lost=(), hold_until_s=0.0, grow_at_s=0.0, incident=None)
+    draft.set(epoch=plan.epoch, plan=plan, ended={}, lost=(), gone_by={}, grow_at_s=0.0, incident=None)
     draft.note(e.EpochFormed(plan))
     draft.enter(Stage.FORMING)
     for report in present:

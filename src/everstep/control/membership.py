@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from everstep.core.types import EpochPlan, Member, NodeReport
 
+TOGETHER = 10  # nodes that share an epoch bear this many times the silence that a lone one does
+
 
 def choose(previous: Sequence[Member], present: Sequence[NodeReport], max_nodes: int) -> list[NodeReport]:
     """At most `max_nodes` of `present` (given in order of arrival): former members first."""
@@ -56,6 +58,22 @@ def deal(
         master_port=host.store_port,
         restart_count=restart_count,
     )
+
+
+def seated(plan: EpochPlan, report: NodeReport) -> bool:
+    """Whether this very agent, not only its name, has a place in the plan."""
+    member = plan.member(report.node)
+    return member is not None and member.incarnation == report.incarnation
+
+
+def fence_after_s(fence_s: float, num_members: int) -> float:
+    """How long a node goes on without its controller. Controller and node must agree on it.
+
+    A lone node may be replaced soon. Members of a larger epoch are, as a rule, told by each other's loss, and a long
+    outage of the controller alone must not stop them; only when all of them are cut off together can nothing but
+    time tell the controller that they run no more.
+    """
+    return fence_s if num_members == 1 else TOGETHER * fence_s
 
 
 def mismatched(reports: Sequence[NodeReport]) -> Mapping[str, str]:

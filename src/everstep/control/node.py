@@ -2,8 +2,9 @@
 
 It follows the controller's newest directive, one epoch at a time: an older epoch's processes are all gone
 (and their orphans swept) before a newer one starts. Losing the controller changes nothing for running
-workers, but for one case: a node that is alone in its epoch and hears nothing for `fence_s` stops itself,
-because a spare may be about to take its place.
+workers until it has lasted very long: a node that hears nothing for `fence_after_s` stops itself, because spares
+may be about to take its place. Only a directive counts as hearing: a connection alone does not show that the
+controller knows of us, so it answers the first report of each connection with the node's present directive.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 
 import msgspec
 
+from everstep.control.membership import fence_after_s
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, NodeReport, WorkerReport
 
 ALIGN_S = 10.0  # a stop aligned to a step waits this long (at most half the grace) for that step
@@ -28,6 +30,10 @@ class Node(msgspec.Struct, frozen=True):
     killed: bool = False
     silent_since_s: float = 0.0  # 0: the controller is heard
     fence_s: float = 60.0
+
+    @property
+    def fence_after_s(self) -> float:
+        return fence_after_s(self.fence_s, len(self.plan.members) if self.plan else 1)
 
 
 # Events -------------------------------------------------------------------------------------------------
@@ -148,7 +154,8 @@ class _Draft:
     def result(self) -> tuple[Node, list[Command]]:
         if self.node.report != self.before.report:
             self.set_report(seq=self.node.report.seq + 1)
-            self.commands.append(Report(self.node.report))
+            last = bool(self.commands) and isinstance(self.commands[-1], Quit)  # first the report, then quit
+            self.commands.insert(len(self.commands) - last, Report(self.node.report))
         return self.node, self.commands
 
     def set(self, **changes: object) -> None:
@@ -171,6 +178,7 @@ class _Draft:
                 self.directed(directive)
             case WorkerStarted(epoch, local_rank, pid) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, pid=pid)
+                self.signal_late(local_rank)
             case WorkerFailed(epoch, local_rank, exit) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, exit=exit)
             case WorkerGone(epoch, local_rank, exit) if epoch == self.node.report.epoch:
@@ -184,19 +192,22 @@ class _Draft:
             case StoreOpened(port):
                 self.set_report(store_port=port)
             case LinkChanged(up):
-                self.set(silent_since_s=0.0 if up else self.node.silent_since_s or self.now)
                 if up:
                     self.set_report(seq=self.node.report.seq + 1)
+                else:
+                    self.set(silent_since_s=self.node.silent_since_s or self.now)
+                    self.stop_unasked()
             case LeaveAsked():
                 self.set_report(leaving=True)
-                if self.node.silent_since_s and self.activity is Activity.RUNNING:
-                    self.begin_stop(self.node.directive)  # nobody is there to order it
+                self.stop_unasked()
                 self.leave_when_idle()
             case Ticked():
                 self.tick()
 
     def directed(self, directive: Directive) -> None:
         known = self.node.directive
+        if self.node.silent_since_s:
+            self.set(silent_since_s=0.0)
         if (directive.term, directive.seq) <= (known.term, known.seq):
             return
         self.set(directive=directive)
@@ -226,7 +237,7 @@ class _Draft:
             else:
                 self.stop_now()
         else:  # nothing runs: this epoch can never start here
-            self.set_report(epoch=directive.epoch, activity=Activity.STOPPED)
+            self.set_report(epoch=directive.epoch, activity=Activity.STOPPED, workers=())
 
     def launch(self, directive: Directive) -> None:
         plan = directive.plan
@@ -275,6 +286,17 @@ class _Draft:
         first = member.first_rank if member else 0
         return tuple(r for r in self.alive if first + r in order.kill_ranks)
 
+    def stop_unasked(self) -> None:
+        """A leaving node that is out of the controller's sight: nobody is there to order its stop."""
+        if self.node.report.leaving and self.node.silent_since_s and self.activity is Activity.RUNNING:
+            self.begin_stop(self.node.directive)
+
+    def signal_late(self, local_rank: int) -> None:
+        """A worker that was not forked yet when the others were signalled."""
+        if self.activity is Activity.STOPPING and not self.node.term_by_s:
+            signum = signal.SIGKILL if self.node.killed else signal.SIGTERM
+            self.commands.append(SignalWorkers((local_rank,), signum))
+
     def stop_now(self) -> None:
         """The epoch is over for the others: nothing to save any more."""
         if self.activity is not Activity.STOPPING:
@@ -302,7 +324,7 @@ class _Draft:
                 self.commands.append(SignalWorkers(self.alive, signal.SIGTERM))
             self.kill_when_due()
             self.sweep_when_empty()
-        alone = node.plan is not None and len(node.plan.members) == 1
-        if alone and self.activity is Activity.RUNNING and node.silent_since_s:
-            if self.now - node.silent_since_s >= node.fence_s:
+        busy = self.activity in (Activity.RUNNING, Activity.STOPPING)
+        if busy and node.silent_since_s and not self.node.killed:
+            if self.now - node.silent_since_s >= node.fence_after_s:
                 self.stop_now()

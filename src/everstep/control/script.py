@@ -40,7 +40,7 @@ def _execute(request: SpawnRequest, page: Page) -> int:
     try:
         code, module = _load(request)
         sys.modules["__main__"] = module
-        exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this is for
+        exec(code, module.__dict__)
     except SystemExit as leave:
         return _status(leave.code)
     except NotRunnable as error:

@@ -100,6 +100,8 @@ def _environment(request: SpawnRequest) -> None:
 
 
 def _exec(request: SpawnRequest) -> int:
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         os.execvpe(request.target, [request.target, *request.args], request.env)
     except OSError as error:

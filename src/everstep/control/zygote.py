@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import gc
 import importlib
+import importlib.metadata
 import os
 import platform
 import select
@@ -31,7 +32,7 @@ from everstep.control.launch import Answer, Forked, Reaped, SpawnFailed, SpawnRe
 from everstep.probe import boot
 
 PR_SET_CHILD_SUBREAPER = 36
-VERSIONS = ("torch", "numpy", "everstep")
+VERSIONS = ("torch", "numpy")
 
 Job = Callable[[], int]  # what a forked child does once the zygote's stack is unwound
 
@@ -113,7 +114,7 @@ class Zygote:
     def warm(self, import_s: float) -> None:
         """Tell the agent that forks can be had."""
         modules = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in VERSIONS}
-        modules["python"] = platform.python_version()
+        modules |= {"everstep": importlib.metadata.version("everstep"), "python": platform.python_version()}
         self._answer(Warm(import_s, num_threads(), modules, count_gpus()))
 
 

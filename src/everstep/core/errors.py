@@ -33,6 +33,10 @@ class UsageError(EverstepError, ValueError):
 
 
 class Unreachable(EverstepError):
-    """The controller does not answer, or refuses this node."""
+    """The controller does not answer, or refuses this node. `refused`: trying again would end the same way."""
 
     code = ExitCode.UNREACHABLE
+
+    def __init__(self, why: str, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused

@@ -34,6 +34,9 @@ class Phases:
     """Keeps Word.PHASE, and counts saves and loads. `words` may be exchanged at any time."""
 
     def __init__(self, words: Words) -> None:
+        self.begin(words)
+
+    def begin(self, words: Words) -> None:
         self.words = words
         self._owner = threading.main_thread().ident
         self._base = Phase.START
@@ -79,14 +82,14 @@ class Phases:
         if owned:
             self._inside.append(phase)
             self._show()
-        self._depth[phase] += 1
-        outermost = self._depth[phase] == 1
+        self._depth[phase] += counted
+        outermost = counted and self._depth[phase] == 1
         try:
             yield
-            if counted and outermost:
+            if outermost:
                 self._count(phase, step)
         finally:
-            self._depth[phase] -= 1
+            self._depth[phase] -= counted
             if owned and self._inside:
                 self._inside.pop()
                 self._show()

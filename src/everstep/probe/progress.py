@@ -53,17 +53,21 @@ class Progress:
     """Ticks into the words of this process; into a dict nobody reads before `attach` and after `detach`."""
 
     def __init__(self) -> None:
-        self.words: Words = dict.fromkeys(Word, 0)
+        self._begin(dict.fromkeys(Word, 0))
         self.phases = Phases(self.words)
         self.attached = False
+
+    def _begin(self, words: Words) -> None:
+        self.words = words
         self.stop_sent = False
         self._leader: weakref.ref[Any] | None = None
         self._other: weakref.ref[Any] | None = None
         self._other_steps = 0
 
     def attach(self, page: Page) -> None:
-        self.words = page
-        self.phases.words = page
+        """A new attempt begins: this process is the worker of `page`."""
+        self._begin(page)
+        self.phases.begin(page)
         self.attached = True
 
     def detach(self) -> None:

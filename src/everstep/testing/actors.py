@@ -9,8 +9,11 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from everstep.control import node as n
 from everstep.core.types import Activity, Directive, EpochPlan, Exit, ExitCause, NodeReport
+from everstep.testing import trace
 from everstep.testing.network import DOWN, UP, Connection, Message
 
 if TYPE_CHECKING:
@@ -119,7 +122,7 @@ class SimAgent:
         before = self.node
         self.node, commands = n.step(before, event, self.now())
         if self.cluster.tracing and (commands or not isinstance(event, n.Ticked)):
-            self.cluster.trace(f"{self.name}: {event} -> {[type(c).__name__ for c in commands]}")
+            self.cluster.trace(f"{self.name}: {trace.felt(event)} -> {trace.done(commands)}")
         self.cluster.truth.node_changed(before, self.node)
         for command in commands:
             self._carry_out(command)
@@ -160,8 +163,9 @@ class SimAgent:
             due = node.term_by_s or math.inf
             if not node.killed:
                 due = min(due, node.stop_by_s)
-        elif node.report.activity is Activity.RUNNING and node.silent_since_s:
-            due = node.silent_since_s + n.fence_after(node)
+        busy = node.report.activity in (Activity.RUNNING, Activity.STOPPING)
+        if busy and node.silent_since_s and not node.killed:
+            due = min(due, node.silent_since_s + node.fence_after_s)
         due -= self.skew_s
         if due < self.tick_due_s and self.alive:
             self.tick_due_s = due
@@ -175,7 +179,7 @@ class SimAgent:
     # The link -------------------------------------------------------------------------------------------
 
     def send(self, report: NodeReport) -> None:
-        if self.connection is not None and not self.connection.send(UP, report) and not self.refresh_due:
+        if self.connection is not None and not self.connection.send(UP, msgspec.structs.replace(report, sent_s=self.now())) and not self.refresh_due:
             self.refresh_due = True
             self.cluster.clock.after(REFRESH_S, self._refresh)
 

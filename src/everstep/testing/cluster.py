@@ -14,6 +14,7 @@ from everstep.control import lifecycle
 from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
 from everstep.core import events as e
 from everstep.core.types import Action, Activity, Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
+from everstep.testing import trace
 from everstep.testing.actors import SimAgent, SimWorker
 from everstep.testing.clock import VirtualClock
 from everstep.testing.network import DOWN, UP, Connection, Message, Wire
@@ -49,7 +50,7 @@ class SimController:
             return
         self.journal.append((now, event))
         if self.cluster.tracing:
-            self.cluster.trace(f"controller: {event} -> {job.stage.value}; {commands}")
+            self.cluster.trace(f"controller: {trace.heard(event)} -> {trace.acted(job, commands)}")
         self.job = job
         self.cluster.truth.job_changed(before, job, event)
         if self.dies_acting:
@@ -58,6 +59,8 @@ class SimController:
         for command in commands:
             if isinstance(command, Direct):
                 self._send(command.node, command.directive)
+            elif isinstance(command.record, e.NodeLost):
+                self._close(command.record)
         if job.stage is not before.stage:
             self.cluster.clock.after(TICK_S, self._tick, 0.0)  # rules that the new stage brings
         self._plan_tick()
@@ -141,6 +144,13 @@ class SimController:
     def died(self, name: str, incarnation: str) -> None:
         if self.up:
             self.feed(e.NodeGone(name, incarnation, NodeLoss.DIED))
+
+    def _close(self, lost: e.NodeLost) -> None:
+        """The machine does not know this agent any more: it has to connect and report again."""
+        connection = self.links.get(lost.node)
+        if connection is not None and connection.incarnation == lost.incarnation:
+            del self.links[lost.node]
+            connection.close(UP)
 
     def _send(self, name: str, directive: Directive) -> None:
         connection = self.links.get(name)

@@ -30,9 +30,11 @@ POLL_S = 0.01
 class LocalRun:
     """One `everstep run`. `directory` becomes the working directory and holds the run folder."""
 
-    def __init__(self, directory: Path, script: Path | str, *options: str, args: tuple[str, ...] = (), **env: str):
+    def __init__(
+        self, directory: Path, script: Path | str, *options: str, args: tuple[str, ...] = (), **env: str
+    ) -> None:
         self.directory = directory
-        command = [sys.executable, "-m", "everstep.cli.main", "run", "--run-dir", str(directory / "runs")]
+        command = [sys.executable, "-m", "everstep", "run", "--run-dir", str(directory / "runs")]
         self.command = [*command, *options, str(script), *args]
         self.env = {**os.environ, **env}
         self.output = directory / "output.txt"

@@ -1,0 +1,104 @@
+"""How long silence may last: configured limits, and limits learned from the job itself.
+
+Two rules live here. `from_heartbeats` is NVIDIA Resiliency Extension's rule for heartbeats: a safety factor times the
+longest gap seen, before the first heartbeat and between later ones, averaged with what earlier runs measured.
+`Limits` is ours, by phase. It differs where killing a healthy job costs more than judging a sick one late:
+
+- training: a configured `timeout_s` is obeyed as it is. Without one, the limit is max(30 s, factor x the longest gap
+  between signs of work in this job), once the worker has made 5 steps in this epoch; before that, the limit of the
+  first step holds. Each verdict under a learned limit doubles it, so a job whose long pauses are normal is not
+  killed for ever.
+- first step, evaluation, save, load: the configured limit, never below `timeout_s`, and never below factor x the
+  longest phase of its kind that this job completed. What was learned only extends these limits: short evaluations
+  say nothing about the first long one.
+- a worker that the kernel shows stopped: `timeout_s`, or 30 s, whatever it was doing.
+- whatever the phases are: a step within 5 x (first step + evaluation + save), so endless alternation is a hang too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from everstep.core.types import Phase
+
+FLOOR_S = 30.0  # a learned limit is never below: garbage collection, a slow disk, a checkpoint we did not see
+LEARN_STEPS = 5  # steps of an epoch before its learned limit counts: compilers and allocators settle first
+STEPLESS_FACTOR = 5.0  # the outermost limit, in sums of all phases' limits
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Seconds until the first heartbeat, and between two later ones. 0: nothing seen yet."""
+
+    initial_s: float
+    subsequent_s: float
+
+    def merged(self, earlier: Timeouts) -> Timeouts:
+        """Averaged with the ones calculated earlier, field by field; a field without a measurement takes the other."""
+        return Timeouts(
+            _mean(self.initial_s, earlier.initial_s),
+            _mean(self.subsequent_s, earlier.subsequent_s),
+        )
+
+
+def from_heartbeats(start_s: float, heartbeats_s: Sequence[float], factor: float) -> Timeouts:
+    """NVRx's rule: factor x the time to the first heartbeat, and factor x the longest gap between two."""
+    if not heartbeats_s:
+        return Timeouts(0.0, 0.0)
+    gaps = [after - before for before, after in zip(heartbeats_s, heartbeats_s[1:], strict=False)]
+    return Timeouts(factor * (heartbeats_s[0] - start_s), factor * max(gaps, default=0.0))
+
+
+def _mean(one: float, other: float) -> float:
+    return (one + other) / 2 if one and other else one or other
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """What a job's healthy moments taught: the longest of each phase, and for TRAIN the longest gap between signs
+    of work. Outlives the epoch."""
+
+    longest_s: dict[Phase, float] = {}
+    doubled: int = 0  # verdicts given under the learned limit of training
+
+    def saw(self, phase: Phase, duration_s: float) -> Learned:
+        if duration_s <= self.longest_s.get(phase, 0.0):
+            return self
+        return msgspec.structs.replace(self, longest_s={**self.longest_s, phase: duration_s})
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The configured limits, seconds. `report_s`: how often a node reports its workers' progress."""
+
+    timeout_s: float = 0.0  # 0: learned
+    first_step_s: float = 1800.0
+    save_s: float = 1800.0
+    eval_s: float = 1800.0
+    factor: float = 5.0
+    report_s: float = 0.5
+
+    @property
+    def stopped_s(self) -> float:
+        return self.timeout_s or FLOOR_S
+
+    @property
+    def stepless_s(self) -> float:
+        return STEPLESS_FACTOR * (max(self.first_step_s, self.timeout_s) + self.eval_s + self.save_s)
+
+    @property
+    def cap_s(self) -> float:
+        """Silence one report can add. More time than that between two reports means that the observer itself was
+        suspended (a paused virtual machine), and says nothing about the worker."""
+        return self.report_s + min(1.0, self.stopped_s / 8)
+
+    def phase_s(self, phase: Phase, learned: Learned) -> float:
+        """Limit of START, EVAL, SAVE and LOAD."""
+        configured = {Phase.START: self.first_step_s, Phase.EVAL: self.eval_s}.get(phase, self.save_s)
+        return max(configured, self.timeout_s, self.factor * learned.longest_s.get(phase, 0.0))
+
+    def train_s(self, step: int, learned: Learned) -> float:
+        """Limit between two signs of work in training, for a worker that made `step` steps in this epoch."""
+        if self.timeout_s:
+            return self.timeout_s
+        seen = max(FLOOR_S, self.factor * learned.longest_s.get(Phase.TRAIN, 0.0)) * 2**learned.doubled
+        return seen if step >= LEARN_STEPS else max(seen, self.phase_s(Phase.START, learned))

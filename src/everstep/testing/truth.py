@@ -1,0 +1,165 @@
+"""What is true in a simulated cluster, whatever the machines believe, and the invariants that compare the two.
+
+1. At most one epoch can make a step: all workers of an epoch are needed for one, and no epoch is whole once a newer
+   one was launched. A new epoch is dealt only when no node that is here still runs an older one.
+2. Epochs only grow, and each has one plan everywhere.
+3. A plan's ranks are 0..world-1, its members distinct and as many as allowed, and who stays keeps its group rank.
+4. A node never runs workers of two epochs.
+5. Restarts stay in their budget, and a job is finished only if all workers of one epoch exited 0.
+6. A replay of the journal gives the same job.
+8. A repeated message changes nothing. (7, liveness, is the schedule's business.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from everstep.control import lifecycle
+from everstep.control import node as n
+from everstep.control.job import ENDED, Job, Stage
+from everstep.core import events as e
+from everstep.core.types import Directive, EpochPlan, ExitCause, Member
+
+if TYPE_CHECKING:
+    from everstep.testing.actors import SimAgent, SimWorker
+    from everstep.testing.cluster import Cluster
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def require(holds: object, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+class Truth:
+    """Told of every change of a machine or a process; raises Violation."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.plans: dict[int, EpochPlan] = {}
+        self.launched_epoch = 0
+        self.steppable: Counter[int] = Counter()
+        self.ended_ok: Counter[int] = Counter()
+        self.alive: dict[str, list[SimWorker]] = {}  # by node name, whichever agent's
+
+    # Processes ------------------------------------------------------------------------------------------
+
+    def alive_of(self, epoch: int) -> list[SimWorker]:
+        return [w for workers in self.alive.values() for w in workers if w.epoch == epoch]
+
+    def any_alive(self) -> bool:
+        return any(self.alive.values())
+
+    def whole(self, epoch: int) -> bool:
+        return epoch in self.plans and self.steppable[epoch] == self.plans[epoch].world_size
+
+    def launched(self, agent: SimAgent, plan: EpochPlan) -> None:
+        require(plan == self.plans.get(plan.epoch), f"{agent.name} launches a plan of epoch {plan.epoch} never dealt")
+        left = [w.epoch for w in self.alive.get(agent.name, ()) if not w.dead]
+        require(not left, f"{agent.name} launches epoch {plan.epoch} while it runs workers of {left}")
+        self.launched_epoch = max(self.launched_epoch, plan.epoch)
+        for epoch in self.plans:
+            if epoch < self.launched_epoch:
+                require(not self.whole(epoch), f"epoch {epoch} can step while {self.launched_epoch} is launched")
+
+    def started(self, worker: SimWorker) -> bool:
+        """Whether its epoch is whole now."""
+        epoch = worker.epoch
+        self.steppable[epoch] += 1
+        self.alive.setdefault(worker.agent.name, []).append(worker)
+        whole = self.whole(epoch)
+        if whole:
+            require(epoch == self.launched_epoch, f"epoch {epoch} is whole, but {self.launched_epoch} was launched")
+        return whole
+
+    def broken(self, worker: SimWorker) -> None:
+        self.steppable[worker.epoch] -= 1
+
+    def ended(self, worker: SimWorker, cause: ExitCause) -> None:
+        if worker in self.alive.get(worker.agent.name, ()):
+            self.alive[worker.agent.name].remove(worker)
+        if cause is ExitCause.OK:
+            self.ended_ok[worker.epoch] += 1
+
+    def quits(self, agent: SimAgent) -> None:
+        left = [w for w in agent.workers if not w.dead]
+        require(not left, f"{agent.name} quits and leaves workers behind")
+
+    # The nodes' machines --------------------------------------------------------------------------------
+
+    def node_changed(self, before: n.Node, node: n.Node) -> None:
+        old, new = before.report, node.report
+        if new is not old and new != old:
+            require(new.seq > old.seq, f"{new.node} changed its report and kept its number")
+            require(new.epoch >= old.epoch, f"{new.node} went from epoch {old.epoch} back to {new.epoch}")
+
+    def repeat_directive(self, agent: SimAgent, directive: Directive) -> None:
+        node, commands = n.step(agent.node, n.Directed(directive), agent.now())
+        require(node == agent.node and not commands, f"{agent.name} acts on a repeated directive: {commands}")
+
+    # The job's machine ----------------------------------------------------------------------------------
+
+    def repeat_input(self, job: Job, event: e.Input) -> None:
+        again, commands = lifecycle.step(job, event, self.cluster.clock.now_s)
+        require(again == job and not commands, f"a repeated {type(event).__name__} has an effect: {commands}")
+
+    def same_job(self, job: Job, replayed: Job) -> None:
+        require(job == replayed, f"replay differs: {replayed} instead of {job}")
+
+    def job_changed(self, before: Job, job: Job, event: e.Input) -> None:
+        require(before.stage not in ENDED or before.stage is job.stage, f"an ended job went on: {job.stage}")
+        require(job.restarts <= job.spec.max_restarts, f"{job.restarts} restarts")
+        require(job.restarts - before.restarts in (0, 1), "restarts counted twice")
+        if job.epoch != before.epoch:
+            self._dealt(before, job)
+        if job.stage is Stage.FINISHED and before.stage is not Stage.FINISHED:
+            assert job.plan is not None
+            whole = self.ended_ok[job.epoch] == job.plan.world_size
+            require(whole, f"finished, but only {self.ended_ok[job.epoch]} workers of epoch {job.epoch} exited 0")
+        if isinstance(event, e.ControllerStarted | e.StopAsked):
+            return
+        if self.cluster.rng.random() < 0.02:
+            self.repeat_input(job, e.Ticked())
+
+    def _dealt(self, before: Job, job: Job) -> None:
+        plan = job.plan
+        assert plan is not None
+        require(plan.epoch == job.epoch == before.epoch + 1, f"epoch {before.epoch} is followed by {job.epoch}")
+        require(plan.epoch not in self.plans, f"epoch {plan.epoch} is used twice")
+        self.plans[plan.epoch] = plan
+        spec, names = job.spec, [m.node for m in plan.members]
+        require(spec.min_nodes <= len(names) <= spec.max_nodes, f"{len(names)} members")
+        require(len(set(names)) == len(names), f"members {names}")
+        require([m.group_rank for m in plan.members] == list(range(len(names))), "group ranks")
+        first = 0
+        for member in plan.members:
+            require(member.first_rank == first, f"ranks of {member.node} begin at {member.first_rank}, not {first}")
+            first += member.slots
+            self._fit(member, job)
+        require(plan.world_size == first, f"world size {plan.world_size} of {first} ranks")
+        if before.plan is not None:
+            self._stayers_keep_ranks(before.plan, plan)
+        self._nobody_left(job)
+
+    def _fit(self, member: Member, job: Job) -> None:
+        node = job.nodes.get(member.node)
+        require(node is not None and node.report.incarnation == member.incarnation, f"{member.node} is not here")
+
+    def _stayers_keep_ranks(self, old: EpochPlan, new: EpochPlan) -> None:
+        for member in new.members:
+            former = old.member(member.node)
+            if former is not None and former.group_rank < len(new.members):
+                moved = f"{member.node} moved from group rank {former.group_rank} to {member.group_rank}"
+                require(member.group_rank == former.group_rank, moved)
+
+    def _nobody_left(self, job: Job) -> None:
+        """Who still runs workers is cut off (or dead): no node that the controller sees runs any."""
+        for name, workers in self.alive.items():
+            node = job.nodes.get(name)
+            if workers and node is not None:
+                same = any(w.agent.node.report.incarnation == node.report.incarnation for w in workers)
+                require(not same, f"epoch {job.epoch} is dealt while {name}, which is here, runs {workers[0].epoch}")
