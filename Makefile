@@ -6,7 +6,6 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 
 PY := .venv/bin/python
-STEP := @scripts/step.sh
 ARGS ?=
 CODE := src tests examples benchmarks scripts
 
@@ -25,11 +24,7 @@ test: venv ## all tests; make test ARGS="-k hang" for some
 	@scripts/test.sh $(ARGS)
 
 check: venv ## lint, format, types, layers, size budget
-	$(STEP) "ruff check" $(PY) -m ruff check --quiet $(CODE)
-	$(STEP) "ruff format" $(PY) -m ruff format --quiet --diff $(CODE)
-	$(STEP) "mypy --strict" $(PY) -m mypy
-	$(STEP) "layers" .venv/bin/lint-imports --no-logo
-	$(STEP) "budget" $(PY) scripts/budget.py
+	@scripts/check.sh
 
 format: venv ## let ruff rewrite what it can
 	@$(PY) -m ruff check --fix $(CODE)

@@ -114,8 +114,7 @@ def recover(command: list[str], fault: str, timeout_s: float) -> dict[str, float
         first = max(job.steps(r)[0]["t"] for r in range(RANKS)) - job.began
         times = [row["t"] for row in job.steps(0)]
         steady = median([b - a for a, b in zip(times[2:], times[3:], strict=False)])
-        best = max(job.steps(r)[-1]["step"] for r in range(RANKS))
-        moment = inject(job, fault)
+        moment, best = inject(job, fault)
         recovered = job.new_step_after(moment, best, timeout_s)
         starts = [row["t"] for r in range(RANKS) for row in job.rows(r) if row["event"] == "start" and row["t"] > moment]
         return {
@@ -126,14 +125,17 @@ def recover(command: list[str], fault: str, timeout_s: float) -> dict[str, float
         }
 
 
-def inject(job: Job, fault: str) -> float:
-    victim = int(job.rows(1)[-1]["pid"])
+def inject(job: Job, fault: str) -> tuple[float, float]:
+    """When the fault came, and the newest step anybody had made by then."""
     if fault == "raise":
         (job.folder / "raise").touch()
-        return time.monotonic()
+        job.until(lambda: 1.0 if job.rows(1)[-1]["event"] == "raise" else None, 30)
+        row = job.rows(1)[-1]
+        return row["t"], row["step"]
+    best = max(job.steps(r)[-1]["step"] for r in range(RANKS))
     moment = time.monotonic()
-    os.kill(victim, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    return moment
+    os.kill(int(job.rows(1)[-1]["pid"]), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    return moment, best
 
 
 def main() -> None:

@@ -55,6 +55,7 @@ def main() -> None:
         note("step", step=step)
         if rank == 1 and (arguments.folder / "raise").exists():
             (arguments.folder / "raise").unlink()
+            note("raise", step=step)
             raise RuntimeError("an error in the script")
         if rank == 0 and not arguments.no_checkpoint:
             torch.save({"model": model.module.state_dict(), "step": step}, checkpoint.with_suffix(".new"))

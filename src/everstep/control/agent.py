@@ -16,6 +16,7 @@ import secrets
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -72,6 +73,7 @@ class Agent:
         self.tail = Tail(Console())
         self.crew: Crew | None = None
         self.link: Link | None = None
+        self.events: deque[n.NodeEvent] = deque()
         self.cut_refused = False
         self.quitting = asyncio.Event()
         self.exit_code = int(ExitCode.OK)
@@ -92,9 +94,15 @@ class Agent:
     # The machine ----------------------------------------------------------------------------------------
 
     def feed(self, event: n.NodeEvent) -> None:
-        self.node, commands = n.step(self.node, event, time.monotonic())
-        for command in commands:
-            self._carry_out(command)
+        """One event through the machine. Events that its commands cause wait until all commands are carried out."""
+        self.events.append(event)
+        if len(self.events) > 1:
+            return
+        while self.events:
+            self.node, commands = n.step(self.node, self.events[0], time.monotonic())
+            for command in commands:
+                self._carry_out(command)
+            self.events.popleft()
 
     def _carry_out(self, command: n.Command) -> None:
         crew = self.crew

@@ -14,6 +14,7 @@ import contextlib
 import signal
 import socket
 import sys
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
-from everstep.control.watch import HangWatch
+from everstep.control.watch import HangWatch, Outcome
 from everstep.core import events as e
 from everstep.core import wire
 from everstep.core.clock import Clock, SystemClock
@@ -53,6 +54,7 @@ class Controller:
         self.recovery = Recovery()
         self.evidence = Evidence(run_dir)
         self.watch = HangWatch(config)
+        self.events: deque[e.Input] = deque()
         self.told: tuple[str, float] | None = None  # incident, and the first sign of it
         self.ended = asyncio.Event()
         self.deserted = asyncio.Event()  # no agent is linked
@@ -75,7 +77,16 @@ class Controller:
         self._new_epoch()
 
     def feed(self, event: e.Input) -> None:
-        """One event through the machine: journal it if it mattered, then act."""
+        """One event through the machine. Events that its commands cause wait until all commands are carried out."""
+        self.events.append(event)
+        if len(self.events) > 1:
+            return
+        while self.events:
+            self._step(self.events[0])
+            self.events.popleft()
+
+    def _step(self, event: e.Input) -> None:
+        """Journal the event if it mattered, then act."""
         now = self.clock.now()
         job, commands = lifecycle.step(self.job, event, now)
         if job == self.job and not commands:
@@ -213,10 +224,10 @@ class Controller:
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
 
-    def _judge(self, outcome: HangWatch.Outcome) -> None:
+    def _judge(self, outcome: Outcome) -> None:
         if outcome.suspect:
             self.feed(e.HangSuspected(self.job.epoch, outcome.suspect))
-            for node, asked in self.watch.questions(self.job.epoch):
+            for node, asked in outcome.questions:
                 self._send(node, asked)
         if outcome.cleared:
             self.evidence.forget()
@@ -231,7 +242,7 @@ class Controller:
                 self.record(e.EvidenceSaved(taken.incident, files), now)
         elif taken.epoch == self.job.epoch and self.job.stage in ACTIVE:
             self.evidence.keep(taken)
-            self._judge(self.watch.stacks(taken, now))
+            self._judge(self.watch.saw(taken, now))
 
     # Time -----------------------------------------------------------------------------------------------
 

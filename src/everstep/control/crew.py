@@ -15,10 +15,9 @@ from pathlib import Path
 from everstep.control import procfs, robust, sockets
 from everstep.control.launch import Kind, Reaped, Spawner, SpawnRequest
 from everstep.control.oom import OomWatch, explain_signal
-from everstep.core.page import STACKS_SIGNAL, Page, Word
+from everstep.core.page import STACKS_SIGNAL, STOP_NOW, Page, Word
 from everstep.core.types import EpochPlan, Exit, ExitCause, Phase, WorkerProgress
 
-NOW = 2**63  # in Word.STOP_AT_STEP: the next SIGTERM is to be handled at once
 TRACEBACK_TAIL = 2000  # characters of an error message kept
 
 
@@ -34,6 +33,7 @@ class Worker:
         self.gone = False
         self.failed_told = False
         self.term_told = False
+        self.dead = False  # past its last instruction: the kernel released its mutex
         self.asked_to_stop = False  # by us
         self.killed = False  # by us
         self.hung = False  # killed because a detector judged it
@@ -46,7 +46,7 @@ class Worker:
 
     def signal(self, signum: int) -> None:
         """Signal it if it runs. A stopped process handles nothing but SIGKILL."""
-        if self.gone or not self.pid:
+        if self.gone or self.dead or not self.pid:
             return
         sample = procfs.sample(self.pid)
         if signum == signal.SIGTERM and sample is not None and sample.state == "T":
@@ -86,7 +86,8 @@ class Worker:
     def progress(self, now_ns: int) -> WorkerProgress:
         """Signs of life right now."""
         if self.pid:
-            self.last = procfs.sample(self.pid) or self.last
+            sample = procfs.sample(self.pid)
+            self.last = sample if sample is not None and sample.rss_bytes else self.last
 
         def age(word: Word) -> float:
             return (now_ns - max(self.word(word), self.born_ns)) / 1e9
@@ -166,6 +167,7 @@ class Crew:
 
     def _died(self, worker: Worker, at_ns: int) -> None:
         """The kernel released its mutex: it is past its last instruction. The status comes with the reaping."""
+        worker.dead = True
         if worker.gone or worker.failed_told or worker.asked_to_stop or worker.word(Word.FINISHED_NS):
             return
         self._tell_failed(worker, worker.ended(ExitCause.SIGNAL, at_ns, "died; the status is not known yet"))
@@ -225,13 +227,13 @@ class Crew:
         return worker.ended(ExitCause.UNFINISHED, now_ns, why, status)
 
     def _signalled(self, worker: Worker, status: int, failed_ns: int, now_ns: int) -> Exit:
-        if failed_ns and worker.killed:  # the error came first; we only shortened its end
+        if failed_ns:  # the error came first; a signal of ours only shortened its end
             return self._error(worker, failed_ns, status)
         if worker.hung:
             return worker.ended(ExitCause.STOPPED, now_ns, "killed: judged hung", status)
         cause, why = explain_signal(
             os.WTERMSIG(status),
-            sent_by_us=worker.asked_to_stop,
+            sent_by_us=worker.killed if os.WTERMSIG(status) == signal.SIGKILL else worker.asked_to_stop,
             grace_exceeded=worker.killed,
             oom_before=self.oom_before,
             oom_after=self.oom.count(),
@@ -246,7 +248,7 @@ class Crew:
         for worker in (self.workers[r] for r in local_ranks):
             worker.hung = worker.hung or hung
             if signum == signal.SIGTERM and worker.page is not None:
-                worker.page[Word.STOP_AT_STEP] = NOW
+                worker.page[Word.STOP_AT_STEP] = STOP_NOW
             worker.signal(signum)
 
     def stop_at(self, local_ranks: Iterable[int], step: int) -> None:

@@ -60,8 +60,8 @@ class Link(asyncio.Protocol):
         frame = wire.encode(message)
         if self._transport.is_closing():
             return False
+        self._written += len(frame)  # first: `write` may call pause_writing
         self._transport.write(frame)
-        self._written += len(frame)
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self.abort(f"{self.peer} left {MAX_UNSENT:,} bytes unread")
         return not self._transport.is_closing()
@@ -82,8 +82,7 @@ class Link(asyncio.Protocol):
             self.close(str(error))
             raise StopAsyncIteration from error
         if isinstance(message, wire.Bye):
-            self._end(f"{self.peer} said: {message.why}")
-            self._transport.close()
+            self._finish(f"{self.peer} said: {message.why}")
             message = None
         if message is None:
             raise StopAsyncIteration
@@ -133,19 +132,22 @@ class Link(asyncio.Protocol):
         """End the link from this side; what was sent still goes out. With `why` the other side is told."""
         if why and not self._transport.is_closing():
             self.send(wire.Bye(why[: wire.MAX_WHY]))
-        self._end(why or "closed by this side")
-        self._transport.close()
+        self._finish(why or "closed by this side")
 
     def refuse(self, why: str) -> None:
         """End the greeting with a reason that trying again will not change."""
         self.send(wire.Refused(why[: wire.MAX_WHY]))
-        self._end(why)
-        self._transport.close()
+        self._finish(why)
 
     def abort(self, why: str) -> None:
         """End the link at once; what is unsent is lost."""
         self._end(why)
         self._transport.abort()
+
+    def _finish(self, why: str) -> None:
+        self._end(why)
+        if not self._transport.is_closing():  # closing twice breaks a TLS transport that still has to flush
+            self._transport.close()
 
     def _end(self, why: str) -> None:
         self.ended = self.ended or why
@@ -157,7 +159,9 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)  # tell us as soon as the kernel does not take everything
+        # Tell us as soon as the kernel does not take everything; TLS counts "at least", plain TCP "more than".
+        high = 0 if transport.get_extra_info("ssl_object") is None else 1
+        self._transport.set_write_buffer_limits(high=high, low=0)
         _tune(transport.get_extra_info("socket"), self._stall_s)
         host, port = transport.get_extra_info("peername")[:2]
         self.peer = self._reader.sender = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -211,5 +215,6 @@ def _tune(sock: Any, stall_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_TRIES)
-    # Without it unacknowledged data is repeated for a quarter of an hour before the connection counts as lost.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+    # Without it unacknowledged data is repeated for a quarter of an hour before the connection counts as lost. A second
+    # more than ours: the kernel applies it to a peer that does not read as well, with an error that names nobody.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((stall_s + 1) * 1000))

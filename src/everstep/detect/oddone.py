@@ -21,23 +21,25 @@ class Odd(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     what: str
     confidence: float
+    cause: str = "hang"
 
 
 def odd_one(workers: Sequence[WorkerProgress], stacks: Mapping[int, str]) -> Odd:
     """Name the odd one among workers that stand still. `stacks`: faulthandler's text by rank, where there is one."""
     stopped = [w for w in workers if w.stopped]
     if stopped:
-        return _odd(stopped, "the kernel shows it stopped", 1.0)
+        return _odd(stopped, "the kernel shows it stopped", 1.0, "stopped")
     running = [w for w in workers if w.phase is not Phase.DONE]
-    busy = _busy(running, stacks)
+    busy = busy_ones(running, stacks)
     early = [w for w in workers if w.phase is Phase.DONE]
     if early and len(busy) < len(running):  # at least one waits for somebody
         steps = min(w.step for w in early)
-        return _odd([w for w in early if w.step == steps], f"its script ended at step {steps}: it left early", 0.9)
+        left = [w for w in early if w.step == steps]
+        return _odd(left, f"its script ended at step {steps}: it left early", 0.9, "left-early")
     return _by_steps(running, busy) or _by_collectives(running, busy) or _by_stacks(running, busy, stacks)
 
 
-def _busy(workers: Sequence[WorkerProgress], stacks: Mapping[int, str]) -> list[WorkerProgress]:
+def busy_ones(workers: Sequence[WorkerProgress], stacks: Mapping[int, str]) -> list[WorkerProgress]:
     """Those whose main thread is seen elsewhere than in a wait for others."""
     frames = {w.rank: main_thread(stacks.get(w.rank, "")) for w in workers}
     return [w for w in workers if frames[w.rank] and not waits(frames[w.rank])]
@@ -82,7 +84,7 @@ def _fewest_collectives(workers: Sequence[WorkerProgress]) -> list[WorkerProgres
 
 def _by_stacks(workers: Sequence[WorkerProgress], busy: Sequence[WorkerProgress], stacks: Mapping[int, str]) -> Odd:
     if len(workers) == 1:
-        return _odd(workers, _seen_in(workers[0], stacks), 1.0)
+        return _odd(workers, f"it is the only one that runs{_seen_in(workers[0], stacks)}", 1.0)
     if not busy or len(busy) == len(workers):
         return Odd((), "all workers look the same", 0.3)
     return _odd(busy, f"the others wait in communication, it does not{_seen_in(busy[0], stacks)}", 0.8)
@@ -93,5 +95,5 @@ def _seen_in(worker: WorkerProgress, stacks: Mapping[int, str]) -> str:
     return f" (it is in {where})" if where else ""
 
 
-def _odd(workers: Sequence[WorkerProgress], what: str, confidence: float) -> Odd:
-    return Odd(tuple(sorted(w.rank for w in workers)), what, confidence)
+def _odd(workers: Sequence[WorkerProgress], what: str, confidence: float, cause: str = "hang") -> Odd:
+    return Odd(tuple(sorted(w.rank for w in workers)), what, confidence, cause)

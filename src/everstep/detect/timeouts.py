@@ -5,9 +5,9 @@ longest gap seen, before the first heartbeat and between later ones, averaged wi
 `Limits` is ours, by phase. It differs where killing a healthy job costs more than judging a sick one late:
 
 - training: a configured `timeout_s` is obeyed as it is. Without one, the limit is max(30 s, factor x the longest gap
-  between signs of work in this job), once the worker has made 5 steps in this epoch; before that, the limit of the
-  first step holds. Each verdict under a learned limit doubles it, so a job whose long pauses are normal is not
-  killed for ever.
+  steps or batches in this job), once the worker has made 5 steps in this epoch; before that, the limit of the first
+  step holds. Each verdict under a learned limit doubles it (64 times at most), so a job whose long pauses are normal
+  is not killed for ever.
 - first step, evaluation, save, load: the configured limit, never below `timeout_s`, and never below factor x the
   longest phase of its kind that this job completed. What was learned only extends these limits: short evaluations
   say nothing about the first long one.
@@ -25,6 +25,7 @@ from everstep.core.types import Phase
 
 FLOOR_S = 30.0  # a learned limit is never below: garbage collection, a slow disk, a checkpoint we did not see
 LEARN_STEPS = 5  # steps of an epoch before its learned limit counts: compilers and allocators settle first
+MAX_DOUBLED = 6
 STEPLESS_FACTOR = 5.0  # the outermost limit, in sums of all phases' limits
 
 
@@ -62,9 +63,14 @@ class Learned(msgspec.Struct, frozen=True):
     doubled: int = 0  # verdicts given under the learned limit of training
 
     def saw(self, phase: Phase, duration_s: float) -> Learned:
+        """With this duration, if it is the longest of its kind so far."""
         if duration_s <= self.longest_s.get(phase, 0.0):
             return self
         return msgspec.structs.replace(self, longest_s={**self.longest_s, phase: duration_s})
+
+    def judged(self) -> Learned:
+        """After a verdict under the learned limit of training."""
+        return msgspec.structs.replace(self, doubled=min(self.doubled + 1, MAX_DOUBLED))
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -100,5 +106,5 @@ class Limits(msgspec.Struct, frozen=True):
         """Limit between two signs of work in training, for a worker that made `step` steps in this epoch."""
         if self.timeout_s:
             return self.timeout_s
-        seen = max(FLOOR_S, self.factor * learned.longest_s.get(Phase.TRAIN, 0.0)) * 2**learned.doubled
+        seen = max(FLOOR_S, self.factor * learned.longest_s.get(Phase.TRAIN, 0.0)) * 2.0**learned.doubled
         return seen if step >= LEARN_STEPS else max(seen, self.phase_s(Phase.START, learned))

@@ -27,7 +27,7 @@ TICK_S = 0.1
 class SimWorker:
     """One process. It can step from `started` until it failed or died."""
 
-    __slots__ = ("agent", "dead", "epoch", "failed", "hung", "judged", "local_rank", "manner", "rank", "started", "termed")
+    __slots__ = ("agent", "dead", "epoch", "failed", "hung", "judged", "local_rank", "manner", "rank", "started", "step", "termed")
 
     def __init__(self, agent: SimAgent, plan: EpochPlan, local_rank: int) -> None:
         self.agent = agent
@@ -37,6 +37,7 @@ class SimWorker:
         self.started = self.failed = self.dead = self.hung = self.judged = self.termed = False
         rng = agent.cluster.rng
         self.manner = rng.choices(("default", "handles", "ignores"), (6, 3, 1))[0]
+        self.step = 7 if agent.cluster.one_bug else rng.randrange(1_000_000)  # where it is when it ends
         slow = rng.random() < 0.1
         agent.cluster.clock.after(rng.uniform(0.02, 3.0 if slow else 0.2), self.start)
 
@@ -71,24 +72,24 @@ class SimWorker:
         if self.can_step and not self.hung:
             self.fail("connection closed by peer")
 
-    def fail(self, message: str, step: int = 0) -> None:
+    def fail(self, message: str) -> None:
         """An error escaped the script; the process takes a moment to end."""
         if not self.can_step:
             return
         self.failed = True
         self.agent.cluster.broken(self)
         cause = ExitCause.STOPPED if self.termed else ExitCause.ERROR
-        exit = Exit(cause, self.agent.now(), message=message, step=step)
+        exit = Exit(cause, self.agent.now(), message=message, step=self.step)
         self.agent.feed(n.WorkerFailed(self.epoch, self.local_rank, exit))
-        self.agent.cluster.clock.after(self.agent.cluster.rng.uniform(0.005, 0.3), self.die, cause, 1, message, step)
+        self.agent.cluster.clock.after(self.agent.cluster.rng.uniform(0.005, 0.3), self.die, cause, 1, message)
 
-    def die(self, cause: ExitCause, code: int, message: str = "", step: int = 0) -> None:
+    def die(self, cause: ExitCause, code: int, message: str = "") -> None:
         if self.dead:
             return
         could_step, self.dead = self.can_step, True
         cluster = self.agent.cluster
         cluster.ended(self, cause, could_step)
-        exit = Exit(cause, self.agent.now(), code=code, message=message, step=step)
+        exit = Exit(cause, self.agent.now(), code=code, message=message, step=self.step)
         cluster.clock.after(cluster.rng.uniform(0.001, 0.01), self.agent.feed, n.WorkerGone(self.epoch, self.local_rank, exit))
 
 

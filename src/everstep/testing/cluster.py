@@ -121,7 +121,7 @@ class SimController:
         self.feed(e.NodeReported(message))
         if not self.up:
             return
-        if self.cluster.rng.random() < 0.02:
+        if self.cluster.rng.random() < 0.02 and connection.node in self.job.nodes:
             self.cluster.truth.repeat_input(self.job, e.NodeReported(message))
         current = self.job.directives.get(connection.node)
         if not connection.known and current is not None and current is sent:
@@ -201,6 +201,7 @@ class Cluster:
         self.agents: dict[str, SimAgent] = {}  # the newest of each name
         self.lives: Counter[str] = Counter()
         self.finish_s = math.inf  # an epoch that is whole then runs to its end
+        self.one_bug = False  # every error of the script is the same one
         self.quiet = False  # no faults any more
         self.controller = SimController(self)
 

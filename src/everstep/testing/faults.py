@@ -15,11 +15,10 @@ from everstep.testing.network import DOWN, UP
 class Faults:
     """Draws a fault at a time; those that find no victim do not count."""
 
-    def __init__(self, cluster: Cluster, slots: int, one_bug: bool) -> None:
+    def __init__(self, cluster: Cluster, slots: int) -> None:
         self.cluster = cluster
         self.rng = cluster.rng
         self.slots = slots
-        self.one_bug = one_bug  # every error of a script is the same one
         self.names = 0
         self.kinds: dict[Callable[[], bool], int] = {
             self.worker_killed: 8,
@@ -78,8 +77,7 @@ class Faults:
     def worker_error(self) -> bool:
         worker = self._worker()
         if worker is not None:
-            step = 7 if self.one_bug else self.rng.randrange(1000)
-            worker.fail("ValueError: bad sample" if self.one_bug else f"RuntimeError: {step}", step)
+            worker.fail("ValueError: bad sample")
         return worker is not None
 
     def worker_hung(self) -> bool:

@@ -5,7 +5,8 @@
 2. Epochs only grow, and each has one plan everywhere.
 3. A plan's ranks are 0..world-1, its members distinct and as many as allowed, and who stays keeps its group rank.
 4. A node never runs workers of two epochs.
-5. Restarts stay in their budget, and a job is finished only if all workers of one epoch exited 0.
+5. Restarts stay in their budget and are counted for workers, not for nodes; who is said to have ended has; a job is
+   finished only if all workers of one epoch exited 0.
 6. A replay of the journal gives the same job.
 8. A repeated message changes nothing. (7, liveness, is the schedule's business.)
 """
@@ -44,6 +45,7 @@ class Truth:
         self.launched_epoch = 0
         self.steppable: Counter[int] = Counter()
         self.ended_ok: Counter[int] = Counter()
+        self.over: set[tuple[int, int]] = set()  # (epoch, rank) of workers that make no more steps
         self.alive: dict[str, list[SimWorker]] = {}  # by node name, whichever agent's
 
     # Processes ------------------------------------------------------------------------------------------
@@ -78,12 +80,14 @@ class Truth:
 
     def broken(self, worker: SimWorker) -> None:
         self.steppable[worker.epoch] -= 1
+        self.over.add((worker.epoch, worker.rank))
 
     def ended(self, worker: SimWorker, cause: ExitCause) -> None:
         if worker in self.alive.get(worker.agent.name, ()):
             self.alive[worker.agent.name].remove(worker)
         if cause is ExitCause.OK:
             self.ended_ok[worker.epoch] += 1
+        self.over.add((worker.epoch, worker.rank))
 
     def quits(self, agent: SimAgent) -> None:
         left = [w for w in agent.workers if not w.dead]
@@ -113,7 +117,11 @@ class Truth:
     def job_changed(self, before: Job, job: Job, event: e.Input) -> None:
         require(before.stage not in ENDED or before.stage is job.stage, f"an ended job went on: {job.stage}")
         require(job.restarts <= job.spec.max_restarts, f"{job.restarts} restarts")
-        require(job.restarts - before.restarts in (0, 1), "restarts counted twice")
+        if job.restarts != before.restarts:
+            self._counted(before, job)
+        if job.ended is not before.ended and job.epoch == before.epoch:
+            wrong = [rank for rank in job.ended if (job.epoch, rank) not in self.over]
+            require(not wrong, f"ranks {wrong} of epoch {job.epoch} have not ended")
         if job.epoch != before.epoch:
             self._dealt(before, job)
         if job.stage is Stage.FINISHED and before.stage is not Stage.FINISHED:
@@ -124,6 +132,12 @@ class Truth:
             return
         if self.cluster.rng.random() < 0.02:
             self.repeat_input(job, e.Ticked())
+
+    def _counted(self, before: Job, job: Job) -> None:
+        require(job.restarts == before.restarts + 1, "restarts counted twice")
+        failed = any(w.exit.failed for w in job.ended.values() or before.ended.values())
+        hang = before.incident is not None and before.incident.kind == "hang"
+        require(failed or hang, "a restart is counted although no worker failed")
 
     def _dealt(self, before: Job, job: Job) -> None:
         plan = job.plan
