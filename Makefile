@@ -37,10 +37,10 @@ lock: venv ## renew requirements/lock.txt
 	@scripts/lock.sh
 
 hooks: venv ## install the git hooks of .pre-commit-config.yaml
-	@$(PY) -m pip install --quiet --requirement requirements/hooks.txt
+	@$(PY) -m pip install -qq --requirement requirements/hooks.txt
 	@.venv/bin/pre-commit install
 
-clean: ## remove what runs and tools leave in the clone
+clean: ## remove caches, everstep_runs and checkpoints
 	@rm -rf build dist everstep_runs checkpoints .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 

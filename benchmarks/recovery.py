@@ -116,7 +116,9 @@ def recover(command: list[str], fault: str, timeout_s: float) -> dict[str, float
         steady = median([b - a for a, b in zip(times[2:], times[3:], strict=False)])
         moment, best = inject(job, fault)
         recovered = job.new_step_after(moment, best, timeout_s)
-        starts = [row["t"] for r in range(RANKS) for row in job.rows(r) if row["event"] == "start" and row["t"] > moment]
+        starts = [
+            row["t"] for r in range(RANKS) for row in job.rows(r) if row["event"] == "start" and row["t"] > moment
+        ]
         return {
             "start": first,
             "steady": steady,

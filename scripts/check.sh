@@ -18,7 +18,7 @@ step() {
 }
 
 step "ruff check" $bin/python -m ruff check --quiet --output-format concise "${code[@]}"
-step "ruff format" $bin/python -m ruff format --quiet --check "${code[@]}"
+step "ruff format" $bin/python -m ruff format --quiet --check --output-format concise "${code[@]}"
 step "mypy --strict" $bin/python -m mypy
 step "layers" $bin/lint-imports --no-logo
 step "size budget" $bin/python scripts/budget.py

@@ -88,7 +88,7 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight
-        for name, p in self.named_parameters():
+        for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
 

@@ -215,6 +215,11 @@ def test_a_follower_sees_each_line_once_it_is_whole(path: Path) -> None:
     assert follower.new() == []
 
 
+def test_a_journal_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="cannot open journal .*No such file"):
+        Journal.open(tmp_path / "nowhere" / "journal.jsonl", "j")
+
+
 def test_reading_without_a_journal(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read(path))

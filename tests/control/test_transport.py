@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import socket
-import ssl
 import struct
-import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,60 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.control import transport
-from everstep.control.token import Side, create_token, prove, proves, read_token
+from everstep.control.token import Side, prove
 from everstep.control.transport import AddressInUse, Link, Server, backoff, connect, listen
 from everstep.core import wire
 from everstep.core.errors import Unreachable, UsageError
-
-TOKEN = b"0123456789abcdef" * 4
-LOCAL = "127.0.0.1"
-
-
-def hello(node: str = "node0", job: str = "job") -> wire.Hello:
-    return wire.Hello("agent", node, "inc", job)
-
-
-class Echo:
-    """A server that sends everything back, and remembers whom it met."""
-
-    def __init__(self, **options: Any) -> None:
-        self.listener = listen(LOCAL, 0)
-        self.port: int = self.listener.getsockname()[1]
-        self.links: dict[str, Link] = {}
-        self.refused: list[str] = []
-        self.server = Server(self.listener, TOKEN, "job", self.serve, term=7, on_refused=self.refused.append, **options)
-
-    async def serve(self, link: Link, hello: wire.Hello) -> None:
-        self.links[hello.node] = link
-        async for message in link:
-            link.send(message)
-
-    def connect(self, node: str = "node0", **options: Any) -> Coroutine[Any, Any, Link]:
-        return connect(LOCAL, self.port, TOKEN, hello(node), **options)
-
-
-@contextlib.asynccontextmanager
-async def echo(**options: Any) -> AsyncIterator[Echo]:
-    served = Echo(**options)
-    await served.server.start()
-    try:
-        yield served
-    finally:
-        await served.server.close()
-
-
-async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-async def works(served: Echo, node: str) -> None:
-    """A client can come in and is answered."""
-    link = await served.connect(node)
-    link.send(wire.StopRequest(node))
-    assert await anext(link) == wire.StopRequest(node)
-    link.close()
+from everstep.testing.echo import LOCAL, TOKEN, Echo, echo, hello, until, works
 
 
 async def raw(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -196,21 +142,6 @@ def test_a_server_without_the_token_is_not_believed() -> None:
         await server.wait_closed()
 
     asyncio.run(scenario())
-
-
-def test_the_token_never_travels() -> None:
-    said, challenge = hello(), wire.Challenge(b"n" * 32, "job")
-    mac = prove(TOKEN, Side.CLIENT, said, challenge)
-    assert TOKEN not in mac and len(mac) == 32
-    assert proves(mac, TOKEN, Side.CLIENT, said, challenge)
-    others = [
-        (b"x" * 64, Side.CLIENT, said, challenge),
-        (TOKEN, Side.SERVER, said, challenge),
-        (TOKEN, Side.CLIENT, hello("node00"), challenge),
-        (TOKEN, Side.CLIENT, said, wire.Challenge(b"m" * 32, "job")),
-        (TOKEN, Side.CLIENT, said, wire.Challenge(b"n" * 32, "other")),
-    ]
-    assert not any(proves(mac, *other) for other in others)
 
 
 # Why nobody answers -------------------------------------------------------------------------------------
@@ -354,6 +285,21 @@ def test_fuzzed_bytes_never_disturb_the_others() -> None:
     loop.close()
 
 
+def test_connections_reset_at_once_do_no_harm() -> None:
+    async def scenario() -> None:
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        async with echo() as served:
+            for data in (b"", wire.encode(hello())) * 20:
+                with socket.create_connection((LOCAL, served.port)) as sock:
+                    sock.sendall(data)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await works(served, "node1")
+        assert not reported and not served.refused
+
+    asyncio.run(scenario())
+
+
 def test_a_huge_frame_is_refused_by_its_header() -> None:
     async def scenario() -> None:
         async with echo() as served:
@@ -444,215 +390,3 @@ def test_an_error_while_serving_one_closes_that_link_and_is_reported() -> None:
             await works(served, "good")
 
     asyncio.run(scenario())
-
-
-# Traffic ------------------------------------------------------------------------------------------------
-
-
-def test_200_links_at_once() -> None:
-    async def scenario() -> None:
-        async with echo() as served:
-            links = await asyncio.gather(*(served.connect(f"node{k}", timeout_s=20) for k in range(200)))
-            for turn in range(3):
-                for k, link in enumerate(links):
-                    link.send(wire.NodeDied(f"node{k}", "", turn))
-                answers = await asyncio.gather(*(anext(link) for link in links))
-                assert answers == [wire.NodeDied(f"node{k}", "", turn) for k in range(200)]
-            assert len(served.links) == 200
-            for link in links:
-                link.close()
-            await until(lambda: all(link.ended for link in served.links.values()))
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_peer_that_does_not_read_is_dropped_and_delays_nobody(secure: bool, contexts: Contexts) -> None:
-    server_tls, client_tls = contexts if secure else (None, None)
-
-    async def scenario() -> None:
-        async with echo(stall_s=0.5, tls=server_tls) as served:
-            host = "localhost"
-            sleepy = await connect(host, served.port, TOKEN, hello("sleepy"), tls=client_tls)
-            lively = await connect(host, served.port, TOKEN, hello("lively"), tls=client_tls)
-            await until(lambda: len(served.links) == 2)
-            sleepy._transport.pause_reading()
-            flood = served.links["sleepy"]
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            for _ in range(20):
-                flood.send(wire.Bye("x" * (1 << 20)))
-            assert loop.time() - began < 0.4  # sending did not wait
-            while not flood.ended:
-                lively.send(wire.Query())
-                assert await asyncio.wait_for(anext(lively), 1) == wire.Query()
-            assert "sleepy" in flood.ended and "read nothing for 0.5 s" in flood.ended
-            assert loop.time() - began < 3
-            assert not flood.send(wire.Query())
-            await flood.drained()
-            sleepy.abort("over")
-            lively.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_slow_peer_that_reads_keeps_its_link() -> None:
-    async def scenario() -> None:
-        async with echo(stall_s=0.3) as served:
-            slow = await served.connect("slow")
-            await until(lambda: served.links)
-            link = served.links["slow"]
-            slow._transport.pause_reading()
-            for _ in range(24):
-                link.send(wire.StopRequest("x" * (1 << 20)))
-            sending = asyncio.create_task(link.drained())
-            began, received = asyncio.get_running_loop().time(), 0
-            while received < 24:
-                slow._transport.resume_reading()
-                await anext(slow)
-                received += 1
-                slow._transport.pause_reading()
-                await asyncio.sleep(0.05)
-            await sending
-            assert asyncio.get_running_loop().time() - began > 1.0 and not link.ended
-            slow.close()
-
-    asyncio.run(scenario())
-
-
-def test_more_unsent_than_is_bearable_ends_the_link_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.control.link.MAX_UNSENT", 8 << 20)
-
-    async def scenario() -> None:
-        async with echo() as served:
-            sleepy = await served.connect("sleepy")
-            await until(lambda: served.links)
-            sleepy._transport.pause_reading()
-            sent = 0
-            while served.links["sleepy"].send(wire.StopRequest("x" * (1 << 20))):
-                sent += 1
-                assert sent < 64
-            assert "unread" in served.links["sleepy"].ended
-            sleepy.abort("over")
-
-    asyncio.run(scenario())
-
-
-def test_what_was_sent_before_closing_still_arrives() -> None:
-    async def scenario() -> None:
-        got: list[wire.Message] = []
-
-        async def collect(link: Link, _: wire.Hello) -> None:
-            async for message in link:
-                got.append(message)
-
-        async with echo() as served:
-            served.server._on_link = collect
-            link = await served.connect()
-            for status in range(500):
-                link.send(wire.NodeDied("x" * 20_000, "", status))
-            await link.drained()
-            link.close("done")
-            await until(lambda: len(got) == 500)
-            assert [m.status for m in got if isinstance(m, wire.NodeDied)] == list(range(500))
-
-    asyncio.run(scenario())
-
-
-def test_bye_tells_why() -> None:
-    async def scenario() -> None:
-        async with echo() as served:
-            link = await served.connect()
-            await until(lambda: served.links)
-            served.links["node0"].close("replaced by a newer agent")
-            assert [m async for m in link] == []
-            assert link.ended.endswith("said: replaced by a newer agent")
-
-    asyncio.run(scenario())
-
-
-# TLS ----------------------------------------------------------------------------------------------------
-
-Contexts = tuple[ssl.SSLContext | None, ssl.SSLContext | None]
-
-
-@pytest.fixture(scope="module")
-def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
-    """Contexts of a server and a client which trusts its self-made certificate."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
-    subprocess.run([*command, *subject], check=True, capture_output=True)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate, key)
-    return server, ssl.create_default_context(cafile=certificate)
-
-
-def test_tls_around_everything(contexts: Contexts) -> None:
-    async def scenario() -> None:
-        async with echo(tls=contexts[0]) as served:
-            link = await connect("localhost", served.port, TOKEN, hello(), tls=contexts[1])
-            message = wire.StopRequest("x" * 1_000_000)
-            link.send(message)
-            assert await anext(link) == message
-            link.close()
-            strangers = ssl.create_default_context()
-            with pytest.raises(Unreachable, match="no TLS connection to .*VERIFY_FAILED"):
-                await connect("localhost", served.port, TOKEN, hello(), tls=strangers)
-            with pytest.raises(Unreachable):
-                await connect("localhost", served.port, TOKEN, hello())
-
-    asyncio.run(scenario())
-
-
-def test_tls_to_a_server_without(contexts: Contexts) -> None:
-    async def scenario() -> None:
-        async with echo() as served:
-            with pytest.raises(Unreachable, match="no TLS connection to"):
-                await connect("localhost", served.port, TOKEN, hello(), tls=contexts[1])
-            assert "TLS" in served.refused[0]
-
-    asyncio.run(scenario())
-
-
-# Token files --------------------------------------------------------------------------------------------
-
-
-def test_token_file_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    token = create_token(path)
-    assert read_token(path) == token and len(bytes.fromhex(token.decode())) == 32
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(UsageError, match="exists already"):
-        create_token(path)
-    with pytest.raises(UsageError, match="cannot create token file .*No such file"):
-        create_token(tmp_path / "nowhere" / "token")
-    assert create_token(tmp_path / "other") != token
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
-def test_a_token_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "token"
-    create_token(path)
-    path.chmod(mode)
-    with pytest.raises(UsageError, match=f"chmod 600 {path}"):
-        read_token(path)
-
-
-def test_missing_short_and_wrong_token_files(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        read_token(tmp_path / "none")
-    with pytest.raises(UsageError, match="Is a directory"):
-        read_token(tmp_path)
-    path = tmp_path / "token"
-    path.touch(0o600)
-    path.chmod(0o600)
-    for content in ("", "  \n", "a" * 31 + "\n", "a" * 5000):
-        path.write_text(content)
-        with pytest.raises(UsageError, match="a token has 32 to 4096"):
-            read_token(path)
-    path.write_text("a" * 32 + "\n")
-    assert read_token(path) == b"a" * 32

@@ -82,5 +82,3 @@ class Narrator:
         (self.run_dir / "summary.txt").write_text(text, encoding="utf-8")
         print(text, file=sys.stderr, flush=True)
         self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")
-
-

@@ -32,6 +32,7 @@ from everstep.core.config import RunConfig
 from everstep.core.errors import ExitCode, Unreachable
 
 AGENT_LIVES = 16  # of one node; a node that dies more often is broken
+CONTROLLER_PAUSE_S = 5.0
 CONTROLLER_DEATHS = 20  # in a row within a minute: something is wrong with the host
 PR_SET_PDEATHSIG = 1
 
@@ -142,7 +143,7 @@ class Launcher:
         while True:
             assert self.controller is not None
             status = await self.controller.wait()
-            if 0 <= status != ExitCode.INTERNAL:
+            if 0 <= status < ExitCode.INTERNAL or status > 128:
                 self.exit_code = status
                 break
             deaths = [t for t in deaths if time.monotonic() - t < 60] + [time.monotonic()]
@@ -150,6 +151,8 @@ class Launcher:
             if len(deaths) >= CONTROLLER_DEATHS:
                 print("everstep: it dies again and again; giving up", file=sys.stderr)
                 break
+            if status > 0:  # it gave up by itself: what made it do so may last
+                await asyncio.sleep(CONTROLLER_PAUSE_S)
             await self._start_controller()
         self.ending.set()
 
@@ -179,7 +182,9 @@ class Launcher:
         (self.run_dir / f"agent-{node}.pid").write_text(str(self.agents[node].pid))
 
     def _log_dir(self, node: str) -> Path:
-        base = Path(self.config.logs.log_dir).absolute() / self.job if self.config.logs.log_dir else self.run_dir / "logs"
+        base = (
+            Path(self.config.logs.log_dir).absolute() / self.job if self.config.logs.log_dir else self.run_dir / "logs"
+        )
         return base / node
 
     async def _mind_agent(self, node: str, address: str) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from everstep.control import node as n
 from everstep.control import sockets, sweep
 from everstep.control.crew import Crew
-from everstep.control.launch import Answer, Forked, Reaped, SpawnFailed, Spawner, Warm
+from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, Warm
 from everstep.control.oom import OomWatch
 from everstep.control.output import Console, Tail
 from everstep.control.prepare import AgentOptions, Workplace
@@ -130,9 +130,7 @@ class Agent:
     def _launch(self, epoch: int) -> None:
         plan = self.node.plan
         assert plan is not None
-        requests = [
-            (rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in range(self.options.slots)
-        ]
+        requests = [(rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in range(self.options.slots)]
         for local_rank, request in requests:
             for path, fd in self.place.console(request, local_rank):
                 self.tail.follow(path, f"[rank{plan.rank(self.options.node, local_rank)}]: ", fd)
@@ -325,4 +323,3 @@ def main() -> int:
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(main())
-

@@ -14,15 +14,17 @@ import contextlib
 import signal
 import socket
 import sys
+import traceback
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from everstep.control import lifecycle
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
-from everstep.control.journal import Journal, read
+from everstep.control.journal import Journal, JournalError, read
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
 from everstep.control.token import read_token
@@ -32,6 +34,7 @@ from everstep.core import events as e
 from everstep.core import wire
 from everstep.core.clock import Clock, SystemClock
 from everstep.core.config import RunConfig, job_spec
+from everstep.core.errors import ExitCode
 from everstep.core.types import Activity, Directive, NodeLoss, NodeProgress, NodeReport, StacksAsked, StacksTaken
 
 TICK_S = 0.1
@@ -57,6 +60,7 @@ class Controller:
         self.events: deque[e.Input] = deque()
         self.told: tuple[str, float] | None = None  # incident, and the first sign of it
         self.ended = asyncio.Event()
+        self.broken: BaseException | None = None
         self.deserted = asyncio.Event()  # no agent is linked
         self._begin()
 
@@ -290,17 +294,34 @@ class Controller:
 
     async def serve(self, listener: socket.socket, token: bytes) -> int:
         """Until the job has ended and its agents have left."""
-        server = Server(listener, token, self.spec.job, self.on_link, term=self.job.term)
+        server = Server(listener, token, self.spec.job, self.on_link, term=self.job.term, on_refused=_warn)
+        asyncio.get_running_loop().set_exception_handler(self._broke)
         await server.start()
         ticking = asyncio.create_task(self._tick_forever())
+        ticking.add_done_callback(self._ticked)
         await self.ended.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.spec.grace_s + self.spec.stop_margin_s):
-                await self.deserted.wait()
+        if self.broken is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.spec.grace_s + self.spec.stop_margin_s):
+                    await self.deserted.wait()
         ticking.cancel()
         await server.close()
+        if self.broken is not None:
+            raise self.broken
         assert self.job.outcome is not None
         return self.job.outcome.exit_code
+
+    def _ticked(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._give_up(task.exception())
+
+    def _broke(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error while serving a link is a defect of this controller, or of its journal: end, and be replaced."""
+        self._give_up(context.get("exception") or RuntimeError(context["message"]))
+
+    def _give_up(self, error: BaseException | None) -> None:
+        self.broken = self.broken or error
+        self.ended.set()
 
     async def _tick_forever(self) -> None:
         while True:
@@ -323,7 +344,18 @@ def main() -> int:
         controller = Controller(arguments.run_dir, config, arguments.job, SystemClock())
         return await controller.serve(socket.socket(fileno=arguments.listen_fd), token)
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except JournalError as error:
+        print(f"everstep: {error}", file=sys.stderr)
+        return int(ExitCode.NO_JOURNAL)
+    except BaseException:
+        traceback.print_exc()
+        return int(ExitCode.INTERNAL)
+
+
+def _warn(why: str) -> None:
+    print(f"everstep: connection refused: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

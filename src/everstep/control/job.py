@@ -8,6 +8,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.types import Activity, Blame, Directive, EpochPlan, JobSpec, NodeReport
+from everstep.detect.repeat import Signature
 
 
 class Stage(str, enum.Enum):
@@ -51,13 +52,6 @@ class NodeState(msgspec.Struct, frozen=True):
     def free(self) -> bool:
         """Linked, staying, and running nothing: it can take part in a new epoch."""
         return not self.lost_at_s and not self.report.leaving and self.at_rest and self.report.slots > 0
-
-
-class Signature(msgspec.Struct, frozen=True):
-    """What makes two failures the same (detect.repeat): normalised message and cause, and the step."""
-
-    what: str
-    step: int
 
 
 class Incident(msgspec.Struct, frozen=True):

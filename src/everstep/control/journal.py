@@ -64,7 +64,10 @@ class Journal:
 
         Raises JournalError when another process has it open, or it belongs to another job, or is damaged.
         """
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise JournalError(f"cannot open journal {path}: {error.strerror}") from error
         journal = cls(path, fd, job)
         try:
             journal._lock()

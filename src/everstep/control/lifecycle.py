@@ -183,8 +183,8 @@ def _expire(draft: Draft) -> None:
 def _check_epoch(draft: Draft) -> None:
     job, plan = draft.job, draft.job.plan
     assert plan is not None
-    failed = [w for w in job.ended.values() if w.exit.failed]
-    stopped = [w for w in job.ended.values() if w.exit.cause is ExitCause.STOPPED]
+    stopped = [w for w in job.ended.values() if w.exit.cause in (ExitCause.STOPPED, ExitCause.GRACE)]
+    failed = [w for w in job.ended.values() if w.exit.failed and w not in stopped]
     nodes = [job.nodes.get(m.node) for m in plan.members]
     if job.lost:
         gone = [Blame(-1, r.node, f"node lost: {r.how.value}") for r in job.lost]
@@ -200,7 +200,7 @@ def _check_epoch(draft: Draft) -> None:
         leaving = [n.report.node for n in nodes if n is not None and n.report.leaving]
         draft.open_incident("drain", [Blame(-1, n, "leaves") for n in leaving], "a node leaves", counts=False)
         _evict(draft, cut=False)
-    elif stopped:  # its node fenced itself while there was no controller
+    elif stopped:  # no order of ours: their node fenced itself while there was no controller
         blames = [Blame(w.rank, w.node, "stopped on its own") for w in stopped]
         draft.open_incident("interrupted", blames, "workers were stopped without an order", counts=False)
         _evict(draft, cut=True)

@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
         return not self._transport.is_closing()
 
     async def drained(self) -> None:
-        """Until the kernel has taken everything that was sent, or the link is over."""
+        """Until the kernel (with TLS: its layer) has taken everything that was sent, or the link is over."""
         await self._writable.wait()
 
     # Receiving ------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Link(asyncio.Protocol):
         high = 0 if transport.get_extra_info("ssl_object") is None else 1
         self._transport.set_write_buffer_limits(high=high, low=0)
         _tune(transport.get_extra_info("socket"), self._stall_s)
-        host, port = transport.get_extra_info("peername")[:2]
+        host, port = (transport.get_extra_info("peername") or ("?", 0))[:2]  # none when it was reset already
         self.peer = self._reader.sender = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if self._on_open is not None:
             self._on_open(self)
@@ -178,7 +178,10 @@ class Link(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.ended = self.ended or (f"{self.peer}: {exc}" if exc else f"{self.peer} closed the connection")
+        why = f"{self.peer}: {exc}" if exc else f"{self.peer} closed the connection"
+        if isinstance(exc, TimeoutError):  # the kernel's own watch, see _tune
+            why = f"{self.peer} read nothing for {self._stall_s + 1:g} s, or its host is gone"
+        self.ended = self.ended or why
         self._over = True
         self._news.set()
         self.resume_writing()
@@ -216,5 +219,5 @@ def _tune(sock: Any, stall_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_TRIES)
     # Without it unacknowledged data is repeated for a quarter of an hour before the connection counts as lost. A second
-    # more than ours: the kernel applies it to a peer that does not read as well, with an error that names nobody.
+    # more than ours: it also ends links to a peer that does not read. TLS hides its last bytes from our own watch.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((stall_s + 1) * 1000))

@@ -274,7 +274,7 @@ async def _resolve(host: str, port: int) -> list[tuple[Any, ...]]:
 
 def _unreachable(where: str, error: Exception, connected: bool, timeout_s: float) -> Unreachable:
     match error:
-        case Refusal() | wire.WireError() if connected:
+        case Refusal() | wire.WireError():
             return Unreachable(f"the controller at {where} cannot be joined: {error}", refused=True)
         case ssl.SSLError():
             return Unreachable(f"no TLS connection to {where}: {error.reason or error}", refused=True)

@@ -64,5 +64,3 @@ def _give_up(draft: Draft) -> bool:
         code = ExitCode.HUNG if incident.kind == "hang" else ExitCode.FAILED
         draft.end(code, f"{incident.why}; no restart left of {job.spec.max_restarts}")
     return draft.job.stage is Stage.FAILED
-
-

@@ -61,5 +61,3 @@ class HangWatch:
         plan = self.state.plan
         assert plan is not None
         return tuple((m.node, StacksAsked("", epoch, tuple(range(m.slots)))) for m in plan.members)
-
-

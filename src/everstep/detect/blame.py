@@ -28,6 +28,7 @@ BROKEN_BY_PEER = re.compile(
 )
 # C++ code that throws in a thread of its own aborts; a write to a closed connection raises SIGPIPE (B16).
 ENDS_OF_VICTIMS = (signal.SIGABRT, signal.SIGPIPE)
+NATIVE_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 TOGETHER_S = 2.0  # the same failure of several workers within this time is one cause that hit them all
 CONSEQUENCES = (NodeLoss.STUCK, NodeLoss.LEFT)  # losses that the eviction of the epoch brings about
 
@@ -40,14 +41,12 @@ def first_cause(ended: Sequence[WorkerEnded], lost_nodes: Sequence[NodeLost] = (
     The first culprit is the first cause; the sentence speaks of it.
     """
     failed = sorted((w for w in ended if w.exit.failed), key=lambda w: (w.seen_s, w.rank))
-    lost = [n for n in lost_nodes if n.how not in CONSEQUENCES]
+    lost = [n for n in lost_nodes if n.how not in CONSEQUENCES or not failed]
     dead_nodes = {n.node for n in lost}
     own = [w for w in failed if not is_victim(w.exit) and not (w.node in dead_nodes and _went_with_node(w.exit))]
     culprits = _first_of(own)
     if not culprits and not lost:
         culprits = _without_own_cause(ended, failed)
-    if not culprits and not lost:
-        lost = list(lost_nodes) if not failed else []
     rest = [w for w in failed if w not in culprits]
     nodes = tuple(Blame(-1, n.node, f"node lost: {n.how.value}", _LOSSES[n.how]) for n in lost)
     why = "; ".join([*(_node_sentence(n) for n in lost), *_sentences(culprits)])
@@ -121,7 +120,9 @@ def sentence(end: Exit) -> str:
     message = " ".join(end.message.split())[:300]
     match end.cause:
         case ExitCause.SIGNAL:
-            return f"was killed by signal {_signal(end.signal)} (sent from outside) {at}"
+            if end.signal in NATIVE_CRASHES:
+                return f"crashed in native code with {_signal(end.signal)} {at}"
+            return f"was killed by {_signal(end.signal)} (sent from outside) {at}"
         case ExitCause.OOM:
             memory = f", last seen with {end.rss_bytes / 2**30:.1f} GiB" if end.rss_bytes else ""
             return f"was killed by the kernel: out of memory {at}{memory}"
@@ -140,12 +141,9 @@ def sentence(end: Exit) -> str:
 
 
 def _signal(number: int | None) -> str:
-    if number in (None, signal.SIGKILL):
-        return str(number)
-    try:
-        return f"{number} ({signal.Signals(number or 0).name})"
-    except ValueError:  # a real-time signal
-        return str(number)
+    names = {int(s): s.name for s in signal.Signals}
+    known = number is not None and number != signal.SIGKILL and number in names
+    return f"signal {number}, {names[number or 0]}" if known else f"signal {number}"
 
 
 _LOSSES = {

@@ -54,11 +54,10 @@ def signature(kind: str, why: str, first: WorkerEnded | None) -> Signature:
     if first is None:
         return Signature(f"{kind}: {normalised(why)}", -1)
     end = first.exit
-    if kind == "hang":  # the end is our own doing; where it hung is what counts
-        message = ""
-    else:
-        message = f"{end.cause.value} {end.signal or end.code or ''} {normalised(end.message)}"
-    return Signature(f"{kind}: {message.strip()}".strip(), end.total_step if end.total_step >= 0 else end.step)
+    step = end.total_step if end.total_step >= 0 else end.step
+    if kind == "hang":  # how it ended is our own doing; where it hung is what counts
+        return Signature("hang", step)
+    return Signature(f"{kind}: {end.cause.value} {end.signal or end.code or 0} {normalised(end.message)}", step)
 
 
 def repeats(signatures: Sequence[Marked], limit: int) -> bool:

@@ -1,1 +1,1 @@
-"""observe"""
+"""Record: folds over the journal into what people read (summaries, status, pictures)."""

@@ -27,19 +27,20 @@ TICK_S = 0.1
 class SimWorker:
     """One process. It can step from `started` until it failed or died."""
 
-    __slots__ = ("agent", "dead", "epoch", "failed", "hung", "judged", "local_rank", "manner", "rank", "started", "step", "termed")
+    __slots__ = ("agent", "dead", "epoch", "failed", "failure", "hung", "judged", "local_rank", "manner", "rank", "started", "step", "termed")
 
     def __init__(self, agent: SimAgent, plan: EpochPlan, local_rank: int) -> None:
         self.agent = agent
         self.epoch = plan.epoch
         self.local_rank = local_rank
         self.rank = plan.rank(agent.name, local_rank)
+        self.failure: Exit | None = None
         self.started = self.failed = self.dead = self.hung = self.judged = self.termed = False
         rng = agent.cluster.rng
         self.manner = rng.choices(("default", "handles", "ignores"), (6, 3, 1))[0]
         self.step = 7 if agent.cluster.one_bug else rng.randrange(1_000_000)  # where it is when it ends
-        slow = rng.random() < 0.1
-        agent.cluster.clock.after(rng.uniform(0.02, 3.0 if slow else 0.2), self.start)
+        slow = rng.random() < 0.15
+        agent.cluster.clock.after(rng.uniform(0.02, 5.0 if slow else 0.2), self.start)
 
     @property
     def can_step(self) -> bool:
@@ -77,19 +78,24 @@ class SimWorker:
         if not self.can_step:
             return
         self.failed = True
-        self.agent.cluster.broken(self)
         cause = ExitCause.STOPPED if self.termed else ExitCause.ERROR
-        exit = Exit(cause, self.agent.now(), message=message, step=self.step)
-        self.agent.feed(n.WorkerFailed(self.epoch, self.local_rank, exit))
-        self.agent.cluster.clock.after(self.agent.cluster.rng.uniform(0.005, 0.3), self.die, cause, 1, message)
+        self.failure = Exit(cause, self.agent.now(), message=message, step=self.step)
+        self.agent.cluster.broken(self)
+        self.agent.feed(n.WorkerFailed(self.epoch, self.local_rank, self.failure))
+        self.agent.cluster.clock.after(self.agent.cluster.rng.uniform(0.005, 0.3), self.die, cause, 1)
 
-    def die(self, cause: ExitCause, code: int, message: str = "") -> None:
+    def die(self, cause: ExitCause, status: int) -> None:
+        """`status`: a signal's number or an exit status, as the cause has it."""
         if self.dead:
             return
         could_step, self.dead = self.can_step, True
         cluster = self.agent.cluster
         cluster.ended(self, cause, could_step)
-        exit = Exit(cause, self.agent.now(), code=code, message=message, step=self.step)
+        killed = cause in (ExitCause.SIGNAL, ExitCause.GRACE)
+        code, signum = (None, status) if killed else (status, None)
+        exit = Exit(cause, self.agent.now(), code=code, signal=signum, step=self.step)
+        if self.failure is not None:  # the error came first; a signal of ours only shortened its end
+            exit = msgspec.structs.replace(self.failure, code=code, signal=signum)
         cluster.clock.after(cluster.rng.uniform(0.001, 0.01), self.agent.feed, n.WorkerGone(self.epoch, self.local_rank, exit))
 
 
@@ -170,7 +176,8 @@ class SimAgent:
         due -= self.skew_s
         if due < self.tick_due_s and self.alive:
             self.tick_due_s = due
-            self.cluster.clock.at(due + self.cluster.rng.uniform(0.0, TICK_S), self._tick, due)
+            late = self.cluster.rng.uniform(0.01, TICK_S)
+            self.cluster.clock.at(max(due, self.cluster.clock.now_s) + late, self._tick, due)
 
     def _tick(self, due_s: float) -> None:
         if due_s == self.tick_due_s:

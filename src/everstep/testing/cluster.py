@@ -76,7 +76,7 @@ class SimController:
         due = next_deadline(self.job, self.cluster.clock.now_s)
         if due < self.tick_due_s:
             self.tick_due_s = due
-            self.cluster.clock.at(due + self.cluster.rng.uniform(0.0, TICK_S), self._tick, due)
+            self.cluster.clock.at(due + self.cluster.rng.uniform(0.01, TICK_S), self._tick, due)
 
     def _tick(self, due_s: float) -> None:
         if not self.up or due_s not in (0.0, self.tick_due_s):

@@ -38,13 +38,13 @@ class LocalRun:
         self.command = [*command, *options, str(script), *args]
         self.env = {**os.environ, **env}
         self.output = directory / "output.txt"
+        self.echo = False  # set it to see the output instead of keeping it
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalRun:
-        with self.output.open("wb") as out:
-            self.process = subprocess.Popen(
-                self.command, cwd=self.directory, env=self.env, stdout=out, stderr=subprocess.STDOUT
-            )
+        with self.output.open("wb") as file:
+            out = None if self.echo else file
+            self.process = subprocess.Popen(self.command, cwd=self.directory, env=self.env, stdout=out, stderr=out)
         return self
 
     def __exit__(self, *_error: object) -> None:

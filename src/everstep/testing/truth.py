@@ -45,6 +45,7 @@ class Truth:
         self.launched_epoch = 0
         self.steppable: Counter[int] = Counter()
         self.ended_ok: Counter[int] = Counter()
+        self.failed: set[int] = set()  # epochs of which a worker failed by itself
         self.over: set[tuple[int, int]] = set()  # (epoch, rank) of workers that make no more steps
         self.alive: dict[str, list[SimWorker]] = {}  # by node name, whichever agent's
 
@@ -80,6 +81,8 @@ class Truth:
 
     def broken(self, worker: SimWorker) -> None:
         self.steppable[worker.epoch] -= 1
+        if worker.failure is not None and worker.failure.failed:
+            self.failed.add(worker.epoch)
         self.over.add((worker.epoch, worker.rank))
 
     def ended(self, worker: SimWorker, cause: ExitCause) -> None:
@@ -87,6 +90,8 @@ class Truth:
             self.alive[worker.agent.name].remove(worker)
         if cause is ExitCause.OK:
             self.ended_ok[worker.epoch] += 1
+        elif cause not in (ExitCause.STOPPED, ExitCause.GRACE):
+            self.failed.add(worker.epoch)
         self.over.add((worker.epoch, worker.rank))
 
     def quits(self, agent: SimAgent) -> None:
@@ -135,9 +140,8 @@ class Truth:
 
     def _counted(self, before: Job, job: Job) -> None:
         require(job.restarts == before.restarts + 1, "restarts counted twice")
-        failed = any(w.exit.failed for w in job.ended.values() or before.ended.values())
         hang = before.incident is not None and before.incident.kind == "hang"
-        require(failed or hang, "a restart is counted although no worker failed")
+        require(hang or before.epoch in self.failed, "a restart is counted although no worker failed")
 
     def _dealt(self, before: Job, job: Job) -> None:
         plan = job.plan

@@ -1,0 +1,105 @@
+"""All benchmarks: runs each script of this folder and writes docs/benchmarks.md with a bar chart.
+
+python benchmarks/run.py [--quick | --full]        (make bench)
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness import ROOT, Claim, arguments, machine, say
+
+SKIPPED = {"run.py", "harness.py"}
+
+
+def main() -> int:
+    options = arguments(__doc__ or "")
+    size = "--full" if options.full else "--quick"
+    results: dict[str, list[Claim]] = {}
+    for script in sorted(Path(__file__).parent.glob("*.py")):
+        if script.name in SKIPPED:
+            continue
+        say(f"{script.name} {size}")
+        done = subprocess.run([sys.executable, str(script), size, "--json"], stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            say(f"{script.name} failed with exit code {done.returncode}")
+            return 1
+        results[script.stem] = [Claim(**row) for row in json.loads(done.stdout)]
+    chart = ROOT / "docs" / "images" / "benchmarks.png"
+    plot([c for claims in results.values() for c in claims if c.value and c.peer_value], chart)
+    (ROOT / "docs" / "benchmarks.md").write_text(page(results, size), encoding="utf-8")
+    say(f"written: docs/benchmarks.md, {chart.relative_to(ROOT)}")
+    return 0
+
+
+def versions() -> str:
+    import importlib.metadata
+
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("everstep", "torch"))
+
+
+def page(results: dict[str, list[Claim]], size: str) -> str:
+    day = time.strftime("%Y-%m-%d")
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Written by `make bench` ({size}) on {day}: {machine()}; {versions()}. Medians; ours and the peer alternate",
+        "in one run. A ratio above 1 means that Everstep needs less.",
+        "",
+        "![Everstep and its peers](images/benchmarks.png)",
+    ]
+    for name, claims in results.items():
+        lines += [
+            "",
+            f"## {name}.py",
+            "",
+            "| claim | Everstep | peer | ratio | bar | holds |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [row(claim) for claim in claims]
+    return "\n".join(lines) + "\n"
+
+
+def row(c: Claim) -> str:
+    value = "never" if c.value is None else f"{c.value:.3g} {c.unit}"
+    peer = (
+        f"{c.peer} {c.peer_value:.3g} {c.unit}" if c.peer_value is not None else (f"{c.peer}: never" if c.peer else "")
+    )
+    ratio = f"{c.ratio:.1f}" if c.ratio else ""
+    holds = "" if c.holds is None or not c.bar else "yes" if c.holds else "**no**"
+    return f"| {c.claim} | {value} | {peer} | {ratio} | {c.bar} | {holds} |"
+
+
+def plot(claims: list[Claim], path: Path) -> None:
+    """Pairs of bars on a logarithmic axis of seconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [c for c in claims if c.unit == "s"]
+    figure, axes = pyplot.subplots(figsize=(9, 0.8 * len(rows) + 1.4))
+    for place, claim in enumerate(reversed(rows)):
+        for shift, value, colour, who in (
+            (0.18, claim.value, "#0072b2", "everstep"),
+            (-0.18, claim.peer_value, "#d55e00", claim.peer),
+        ):
+            axes.barh(place + shift, value, 0.34, color=colour, label=who if place == 0 else None)
+            axes.text(value * 1.05, place + shift, f"{value:.3g} s", va="center", fontsize=10)
+    axes.set_yticks(range(len(rows)), [c.claim for c in reversed(rows)], fontsize=10)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds, less is better")
+    axes.margins(x=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What `everstep status` shows: a summary of the journal so far, and the workers' newest signs of life.
+
+The live part is the controller's answer to a query, plain data. Without it (no controller answers) the text says so
+and shows what the journal knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from everstep.core.types import EpochPlan, Phase, WorkerProgress
+from everstep.observe.summary import Summary
+from everstep.observe.text import duration, facts, headline, incident_lines
+
+SHOWN_WORKERS = 64  # of more, those that lag are shown
+HEADER = ("rank", "node", "phase", "step", "last step", "alive", "memory", "cpu", "")
+
+
+class Live(msgspec.Struct, frozen=True):
+    """The parts of the controller's answer that are shown here; others are ignored."""
+
+    stage: str = ""
+    epoch: int = 0
+    term: int = 0
+    restarts: int = 0
+    nodes: dict[str, str] = {}
+    plan: EpochPlan | None = None
+    workers: dict[str, WorkerProgress] = {}
+
+
+def read_live(answer: Mapping[str, Any]) -> Live:
+    """From the controller's plain data. Raises msgspec.ValidationError when it is not that."""
+    return msgspec.convert(answer, Live)
+
+
+def render_status(summary: Summary, live: Live | None) -> str:
+    """Text of `everstep status`, ends with a line feed."""
+    lines = [headline(summary)]
+    if live is not None:
+        lines[0] = f"job {summary.job}: {live.stage}, epoch {live.epoch}"
+    elif not summary.ended:
+        lines.append("  no controller answers; this is what the journal knows")
+    lines += [f"  {name:<11} {value}" for name, value in facts(summary)]
+    if live is not None:
+        nodes = ", ".join(f"{name} ({what})" for name, what in sorted(live.nodes.items()))
+        lines.append(f"  {'nodes':<11} {nodes or 'none yet'}")
+        lines += _workers(live)
+    shown = [i for i in summary.incidents if not i.outcome] or summary.incidents[-1:]
+    for incident in shown:
+        first, *rest = incident_lines(incident)
+        lines += [f"  {first}", *(f"        {line}" for line in rest)]
+    return "\n".join(lines) + "\n"
+
+
+def _workers(live: Live) -> list[str]:
+    workers = sorted(live.workers.values(), key=lambda w: w.rank)
+    left_out = max(0, len(workers) - SHOWN_WORKERS)
+    if left_out:
+        workers = sorted(workers, key=lambda w: (w.step, -w.step_age_s))[:SHOWN_WORKERS]
+    rows = [HEADER, *(_row(worker, live.plan) for worker in workers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    text = ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    text += [f"  and {left_out} more, further ahead"] if left_out else []
+    return text if workers else []
+
+
+def _row(worker: WorkerProgress, plan: EpochPlan | None) -> tuple[str, ...]:
+    member = next((m for m in plan.members if 0 <= worker.rank - m.first_rank < m.slots), None) if plan else None
+    step = worker.total_step if worker.total_step >= 0 else worker.step
+    return (
+        str(worker.rank),
+        member.node if member else "-",
+        worker.phase.name.lower(),
+        str(step),
+        f"{duration(worker.step_age_s)} ago" if worker.step else "-",
+        f"{duration(worker.life_age_s)} ago",
+        f"{worker.rss_bytes / 2**20:.0f} MiB" if worker.rss_bytes else "-",
+        duration(worker.cpu_s),
+        "STOPPED" if worker.stopped and worker.phase is not Phase.DONE else "",
+    )

@@ -1,0 +1,168 @@
+"""The control plane's machines under random schedules of faults, and proof that broken machines do not pass them.
+
+The full count runs from the command line: everstep schedules --count 10000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from everstep.control import lifecycle, membership, node, verdicts
+from everstep.control.draft import Draft
+from everstep.control.job import Incident, NodeState
+from everstep.core.types import Action, Activity, Directive, EpochPlan, Member, NodeReport
+from everstep.testing.schedules import play, play_many
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+SEEDS_TO_CATCH = 300
+
+
+def test_invariants_hold_and_jobs_recover() -> None:
+    summary = play_many(range(1500))
+    assert summary.failures == [], "\n".join(
+        f"everstep schedules --seed {f.seed} --trace\n{f.why}\n{f.where}" for f in summary.failures
+    )
+    assert summary.events > 100_000
+    assert len(summary.faults) >= 13 and min(summary.faults.values()) >= 50, summary.faults
+    assert {"runs", "finished", "failed"} <= set(summary.outcomes)
+
+
+def test_same_seed_same_schedule() -> None:
+    first: list[str] = []
+    again: list[str] = []
+    assert play(7, first) == play(7, again)
+    assert first == again and len(first) > 20
+
+
+def settles_too_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Draft, "settled", lambda self: True)
+
+
+def takes_cut_off_nodes_for_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Draft, "longest_s", lambda self: 0.0)
+
+
+def forgets_the_fence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "fence_after_s", lambda fence_s, num_members: float("inf"))
+
+
+def ignores_incarnations(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lifecycle, "_replaced", lambda draft, name, incarnation: None)
+
+
+def reuses_epochs(patch: pytest.MonkeyPatch) -> None:
+    deal = membership.deal
+
+    def same(epoch: int, previous: list[Member], present: list[NodeReport], most: int, restarts: int) -> EpochPlan:
+        return deal(max(1, epoch - 1), previous, present, most, restarts)
+
+    patch.setattr(membership, "deal", same)
+
+
+def launches_before_the_old_epoch_is_gone(patch: pytest.MonkeyPatch) -> None:
+    follow = node._Draft.follow
+
+    def hasty(self: node._Draft) -> None:
+        directive = self.node.directive
+        if directive.action is Action.RUN and directive.epoch > self.node.report.epoch:
+            self.launch(directive)
+        else:
+            follow(self)
+
+    patch.setattr(node._Draft, "follow", hasty)
+    # A cautious controller hides a hasty node: let it deal while cut-off nodes that are back still stop.
+    patch.setattr(NodeState, "at_rest", property(lambda self: True))
+    patch.setattr(Draft, "settled", lambda self: True)
+
+
+def counts_lost_nodes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verdicts, "_name_cause", lambda draft, incident: True)
+
+
+def never_gives_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(verdicts, "_give_up", lambda draft: False)
+
+
+def never_kills(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node._Draft, "kill_when_due", lambda self: None)
+
+
+def misses_workers_that_start_late(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node._Draft, "signal_late", lambda self, local_rank: None)
+
+
+def obeys_older_directives(patch: pytest.MonkeyPatch) -> None:
+    def directed(self: node._Draft, directive: Directive) -> None:
+        self.set(directive=directive, silent_since_s=0.0)
+        self.follow()
+
+    patch.setattr(node._Draft, "directed", directed)
+
+
+def believes_older_reports(patch: pytest.MonkeyPatch) -> None:
+    reported = lifecycle._reported
+
+    def believing(draft: Draft, report: NodeReport) -> None:
+        known = draft.job.nodes.get(report.node)
+        newer = known.report.seq + 1 if known else report.seq
+        reported(draft, msgspec.structs.replace(report, seq=newer))
+
+    patch.setattr(lifecycle, "_reported", believing)
+
+
+def shuffles_ranks(patch: pytest.MonkeyPatch) -> None:
+    seat = membership.seat
+    patch.setattr(membership, "seat", lambda previous, chosen: seat((), chosen[::-1]))
+
+
+def repeats_old_exits(patch: pytest.MonkeyPatch) -> None:
+    def follow_stop(self: node._Draft, directive: Directive) -> None:
+        if directive.epoch >= self.node.report.epoch:
+            if self.activity in (Activity.RUNNING, Activity.STOPPING):
+                self.begin_stop(directive)
+            else:
+                self.set_report(epoch=directive.epoch, activity=Activity.STOPPED)
+
+    patch.setattr(node._Draft, "follow_stop", follow_stop)
+
+
+def counts_on_memory(patch: pytest.MonkeyPatch) -> None:
+    """State outside the job: a replay of the journal cannot see it."""
+    opened: list[str] = []
+
+    def open_incident(self: Draft, kind: str, culprits: object, why: str, counts: bool) -> None:
+        opened.append(why)
+        incident = Incident(f"I{len(opened)}", kind, (), why, self.now, counts)
+        self.set(incident=incident, incidents=len(opened))
+
+    patch.setattr(Draft, "open_incident", open_incident)
+
+
+MUTANTS: list[Patch] = [
+    settles_too_early,
+    takes_cut_off_nodes_for_dead,
+    forgets_the_fence,
+    ignores_incarnations,
+    reuses_epochs,
+    launches_before_the_old_epoch_is_gone,
+    counts_lost_nodes,
+    never_gives_up,
+    never_kills,
+    misses_workers_that_start_late,
+    obeys_older_directives,
+    believes_older_reports,
+    shuffles_ranks,
+    repeats_old_exits,
+    counts_on_memory,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_broken_machine_is_caught(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    summary = play_many(range(SEEDS_TO_CATCH), stop_at=1)
+    assert summary.failures, f"{mutant.__name__} passed {SEEDS_TO_CATCH} schedules"
+    print(f"{mutant.__name__}: seed {summary.failures[0].seed}: {summary.failures[0].why}")
