@@ -9,14 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
-from everstep.control.journal import read
+from everstep.control.journal import Follower, read
 from everstep.core import events as e
 from everstep.observe.summary import summarize
 from everstep.observe.text import render
 
-_decoder = msgspec.json.Decoder(e.Entry)
 PROGRESS_S = 10.0  # a line of progress at most this often
 
 
@@ -27,7 +24,7 @@ class Narrator:
         self.run_dir = run_dir
         self.job = job
         self.journal = run_dir / "journal.jsonl"
-        self.read_bytes = 0
+        self.follower = Follower(self.journal)
         self.kinds: dict[str, str] = {}
         self.said_progress_s = time.monotonic()
 
@@ -39,19 +36,10 @@ class Narrator:
 
     def catch_up(self) -> None:
         """Say what the journal's new whole lines tell."""
-        for line in self._new_lines():
-            text = self._line(_decoder.decode(line).event)
+        for entry in self.follower.new():
+            text = self._line(entry.event)
             if text:
                 self.say(text)
-
-    def _new_lines(self) -> list[bytes]:
-        if not self.journal.exists():
-            return []
-        with self.journal.open("rb") as file:
-            file.seek(self.read_bytes)
-            whole = file.read().rpartition(b"\n")[0]
-        self.read_bytes += len(whole) + 1 if whole else 0
-        return whole.splitlines()
 
     def _line(self, event: e.AnyEvent) -> str:
         match event:

@@ -25,6 +25,7 @@ from everstep.cli.narrate import Narrator
 from everstep.cli.seat import Seat, num_slots, take_seat
 from everstep.control import sweep
 from everstep.control.prepare import AgentOptions
+from everstep.control.tls import client_context
 from everstep.control.token import create_token, read_token
 from everstep.control.transport import connect
 from everstep.core import wire
@@ -54,6 +55,7 @@ class Launcher:
         self.listener = seat.listener
         self.host, self.port = seat.host, seat.port
         self.seat = seat
+        self.tls = client_context(config.control.tls_cert)
         self.token_file = Path(seat.token) if seat.token else run_dir / "token"
         self.controller: asyncio.subprocess.Process | None = None
         self.agents: dict[str, asyncio.subprocess.Process] = {}
@@ -74,6 +76,7 @@ class Launcher:
             create_token(launcher.token_file)
         (launcher.run_dir / "config.json").write_bytes(msgspec.json.encode(config))
         where = {"host": launcher.host, "port": launcher.port, "job": job, "token_file": str(launcher.token_file)}
+        where["tls_cert"] = config.control.tls_cert and str(Path(config.control.tls_cert).absolute())
         (launcher.run_dir / "controller.json").write_bytes(msgspec.json.encode(where))
         latest = launcher.run_dir.parent / "latest"
         temporary = latest.with_name(f".latest-{job}")
@@ -206,7 +209,7 @@ class Launcher:
         """Say something to the controller; it may be down just now, then its own means must do."""
         hello = wire.Hello(role="launcher", node="", incarnation="", job=self.job)
         try:
-            link = await connect(self.host, self.port, read_token(self.token_file), hello)
+            link = await connect(self.host, self.port, read_token(self.token_file), hello, tls=self.tls)
         except Unreachable as error:
             print(f"everstep: {error}", file=sys.stderr)
             return
@@ -242,10 +245,11 @@ async def _ask_job(config: RunConfig, seat: Seat) -> str:
     """The job at the controller we are to join; waits for it as long as a join may take."""
     token = read_token(Path(seat.token))
     hello = wire.Hello(role="launcher", node="", incarnation="", job="")
+    tls = client_context(config.control.tls_cert)
     deadline = time.monotonic() + config.control.join_timeout_s
     while True:
         try:
-            link = await connect(seat.host, seat.port, token, hello)
+            link = await connect(seat.host, seat.port, token, hello, tls=tls)
         except Unreachable as error:
             if error.refused or time.monotonic() > deadline:
                 raise

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.control.transport import listen
+from everstep.control.transport import AddressInUse, listen
 from everstep.core.config import RunConfig
 from everstep.core.endpoint import Hosting, Place, owns_address, place_controller
 from everstep.core.errors import UsageError
@@ -36,7 +36,7 @@ def take_seat(config: RunConfig) -> Seat:
     elif place.hosting is Hosting.TRY:
         try:
             listener = listen(place.host, place.port)
-        except UsageError:
+        except AddressInUse:
             listener = None  # a controller runs there already: join it
     port = listener.getsockname()[1] if listener else place.port
     local_only = listener is not None and config.nodes.max <= config.nodes.local_nodes

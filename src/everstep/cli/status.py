@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.control.journal import read
+from everstep.control.tls import client_context
 from everstep.control.token import read_token
 from everstep.control.transport import connect
 from everstep.core import wire
@@ -25,6 +26,7 @@ class Address(msgspec.Struct):
     port: int
     job: str
     token_file: str
+    tls_cert: str
 
 
 def status(run: Path = LATEST) -> int:
@@ -43,7 +45,8 @@ async def _ask(run: Path) -> Live | None:
     address = msgspec.json.decode((run / "controller.json").read_bytes(), type=Address)
     hello = wire.Hello(role="cli", node="", incarnation="", job=address.job)
     try:
-        link = await connect(address.host, address.port, read_token(Path(address.token_file)), hello, timeout_s=2.0)
+        token, tls = read_token(Path(address.token_file)), client_context(address.tls_cert)
+        link = await connect(address.host, address.port, token, hello, timeout_s=2.0, tls=tls)
         link.send(wire.Query())
         reply = await link.expect(wire.Reply)
     except (Unreachable, ConnectionError) as error:

@@ -31,6 +31,7 @@ from everstep.control.output import Console, Tail
 from everstep.control.prepare import AgentOptions, Workplace
 from everstep.control.spawner import PlainSpawner, ZygoteSpawner
 from everstep.control.stacks import take_stacks
+from everstep.control.tls import client_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, backoff, connect
 from everstep.core import wire
@@ -204,11 +205,12 @@ class Agent:
 
     async def _keep_link(self) -> None:
         hello = wire.Hello(role="agent", node=self.options.node, incarnation=self.incarnation, job=self.options.job)
+        tls = client_context(self.config.control.tls_cert)
         waits = backoff()
         lost_s = time.monotonic()
         while True:
             try:
-                link = await connect(self.options.host, self.options.port, self.token, hello)
+                link = await connect(self.options.host, self.options.port, self.token, hello, tls=tls)
             except Unreachable as error:
                 idle = self.crew is None
                 if idle and (error.refused or time.monotonic() - lost_s > self.config.control.join_timeout_s):

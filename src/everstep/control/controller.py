@@ -27,6 +27,7 @@ from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stag
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
+from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
 from everstep.control.watch import HangWatch, Outcome
@@ -48,6 +49,7 @@ class Controller:
         self.run_dir = run_dir
         self.clock = clock
         self.spec = job_spec(config, job)
+        self.tls = server_context(config)
         self.journal = Journal.open(run_dir / "journal.jsonl", job)
         self.job = Job(self.spec)
         self.links: dict[str, Link] = {}
@@ -294,7 +296,7 @@ class Controller:
 
     async def serve(self, listener: socket.socket, token: bytes) -> int:
         """Until the job has ended and its agents have left."""
-        server = Server(listener, token, self.spec.job, self.on_link, term=self.job.term, on_refused=_warn)
+        server = Server(listener, token, self.spec.job, self.on_link, term=self.job.term, tls=self.tls, on_refused=_warn)
         asyncio.get_running_loop().set_exception_handler(self._broke)
         await server.start()
         ticking = asyncio.create_task(self._tick_forever())

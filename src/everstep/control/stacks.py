@@ -20,6 +20,7 @@ from everstep.core.types import StacksAsked, StacksTaken
 WAIT_S = 0.4  # for a worker to write its stacks
 POLL_S = 0.01  # between looks at the files
 LOG_LINES = 30
+MAX_TEXT = 64 * 1024  # of one worker's stacks: a message has a limit
 
 
 async def take_stacks(crew: Crew, asked: StacksAsked, node: str) -> StacksTaken:
@@ -78,6 +79,6 @@ def _read(worker: Worker, start: int) -> str:
     try:
         with Path(worker.request.stacks).open("rb") as file:
             file.seek(start)
-            return file.read().decode("utf-8", "replace")
+            return file.read(MAX_TEXT).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""

@@ -19,7 +19,8 @@ from everstep.core.errors import UsageError
 from everstep.observe.summary import IncidentSummary, Summary, summarize
 from everstep.observe.text import duration, who
 
-BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#999999", "#222222"
+BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#777777", "#222222"
+RUST = "#9C4400"  # the orange, dark enough for text
 FONT_PT = 14
 STYLE: Any = {
     "font.size": FONT_PT,
@@ -32,9 +33,9 @@ STYLE: Any = {
     "savefig.facecolor": "white",
 }
 THINNEST = 0.003  # of the axis: an incident shorter than this is still visible
-LETTER = 0.0098  # of the axis: mean width of a letter of the labels, for placing them without overlap
+LETTER = 0.0078  # of the axis: mean width of a letter of the labels, for placing them without overlap
 LABEL_ROW_PT = 20
-MAX_LABELLED = 12  # more incidents than this are marked, not labelled
+MAX_ROWS = 4  # labels that need more rows than this shrink to the incidents' numbers
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -128,7 +129,7 @@ def _draw_progress(axes: Any, segments: Sequence[Sequence[Point]], with_loss: bo
 
 
 def _draw_step_times(axes: Any, segments: Sequence[Sequence[Point]]) -> None:
-    """One dot a step, the whole range on a logarithmic axis: a restart is 100 times a step."""
+    """One dot a step; a wide range on a logarithmic axis. The pause of a restart is no step: the band shows it."""
     times, durations = [], []
     for segment in segments:
         for before, after in zip(segment, segment[1:], strict=False):
@@ -150,24 +151,36 @@ def _draw_step_times(axes: Any, segments: Sequence[Sequence[Point]]) -> None:
 
 def _mark(panels: Sequence[Any], incidents: Sequence[IncidentSummary]) -> int:
     """Shade each incident in all panels and label it above the first. Returns how many rows the labels take."""
-    upper = panels[0]
-    width = upper.get_xlim()[1]
-    labelled = len(incidents) <= MAX_LABELLED
-    ends: list[float] = []  # where the labels of each row end so far
-    for number, incident in enumerate(incidents, 1):
-        begin, end = _band(incident, width)
+    width = panels[0].get_xlim()[1]
+    bands = [_band(incident, width) for incident in incidents]
+    for begin, end in bands:
         for axes in panels:
             axes.axvspan(begin, end, color=ORANGE, alpha=0.3, linewidth=0)
             axes.axvline(begin, color=ORANGE, linewidth=1.6, linestyle=(0, (4, 2)))
-        text = _label(incident) if labelled else f"{number}"
+    begins = [begin for begin, _ in bands]
+    texts = [_label(incident) for incident in incidents]
+    places = _places(begins, texts, width)
+    if max((row for _, row in places), default=0) >= MAX_ROWS:
+        texts = [str(number) for number in range(1, len(incidents) + 1)]
+        places = [(left, row % MAX_ROWS) for left, row in _places(begins, texts, width)]
+    style = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "annotation_clip": False}
+    for text, (left, row) in zip(texts, places, strict=True):
+        offset = (0, 6 + LABEL_ROW_PT * row)
+        panels[0].annotate(text, (left, 1.0), offset, color=RUST, fontsize=FONT_PT - 1, **style)
+    return max((row + 1 for _, row in places), default=0)
+
+
+def _places(begins: Sequence[float], texts: Sequence[str], width: float) -> list[tuple[float, int]]:
+    """Left end and row of each label, so that none covers another and none leaves the axis of this width."""
+    ends: list[float] = []  # where the labels of each row end so far
+    places = []
+    for begin, text in zip(begins, texts, strict=True):
         extent = len(text) * LETTER * width
-        left = min(begin, width - extent)  # in data units, so that it ends inside the figure
+        left = max(0.0, min(begin, width - extent))
         row = next((r for r, taken in enumerate(ends) if left > taken), len(ends))
-        ends[row : row + 1] = [left + extent]
-        height = 6 + LABEL_ROW_PT * row
-        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "annotation_clip": False}
-        upper.annotate(text, (max(0.0, left), 1.0), (0, height), color=ORANGE, fontsize=FONT_PT - 1, **place)
-    return len(ends)
+        ends[row : row + 1] = [left + extent + LETTER * width]
+        places.append((left, row))
+    return places
 
 
 def _band(incident: IncidentSummary, width: float) -> tuple[float, float]:

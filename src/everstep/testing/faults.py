@@ -110,7 +110,8 @@ class Faults:
             incarnation = agent.node.report.incarnation
             cluster.clock.after(self.rng.uniform(0.005, 0.8), cluster.controller.died, agent.name, incarnation)
         if self.rng.random() < 0.7:
-            cluster.clock.after(self.rng.uniform(0.2, 8.0), self._restart, agent.name)
+            wait_s = self.rng.uniform(0.02, 0.3) if self.rng.random() < 0.3 else self.rng.uniform(0.3, 8.0)
+            cluster.clock.after(wait_s, self._restart, agent.name)  # a quick one comes before the old one is missed
         return True
 
     def node_leaves(self) -> bool:
