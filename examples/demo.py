@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from everstep.core import events as e
-from everstep.observe.plot import plot_run
+from everstep.observe.plot import plot, read_rows
 from everstep.testing.local import LocalRun
 
 HERE = Path(__file__).resolve().parent
@@ -40,7 +40,7 @@ def main() -> int:
         code = run.wait(timeout_s=170)
     closed = [c for c in run.events(e.IncidentClosed) if c.outcome == "recovered"]
     picture = folder / "run.png"
-    plot_run(run.run_dir, folder / "train.jsonl", picture)
+    plot(run.entries(), read_rows(folder / "train.jsonl"), picture)
     print(f"\ndemo: {len(closed)} recovery; picture of the run: {picture}", file=sys.stderr)
     return code if closed or code else 1
 

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from everstep.control import output
-from everstep.control.output import MAX_PIECE_BYTES, Console, Tail, last_lines
-from everstep.control.streams import Std, line_prefix, on_console, parse_ranks, parse_streams
-from everstep.core.errors import UsageError
+from everstep.control.output import MAX_PIECE_BYTES, Console, Tail, last_lines, line_prefix
 
 
 class Screen:
@@ -223,27 +221,6 @@ def test_last_lines(tmp_path: Path) -> None:
     assert last_lines(str(path), n=1000, max_bytes=40) == "line 9998 é\nline 9999 é\nError: �?\n"
     path.write_bytes(b"y" * 50_000)
     assert len(last_lines(str(path))) in range(16384, 16384 + 5)
-
-
-def test_which_streams_go_to_the_console() -> None:
-    none, everything = parse_streams("0", "-r", 2), parse_streams("3", "-r", 2)
-    assert on_console(none, none, (), 2) == {0: Std.ALL, 1: Std.ALL}
-    assert on_console(everything, none, (), 2) == {0: Std.NONE, 1: Std.NONE}
-    assert on_console(everything, parse_streams("0:2", "-t", 2), (), 2) == {0: Std.ERR, 1: Std.NONE}
-    assert on_console(parse_streams("1", "-r", 2), none, (), 2) == {0: Std.ERR, 1: Std.ERR}
-    assert on_console(none, everything, {1}, 2) == {0: Std.NONE, 1: Std.ALL}
-    assert parse_streams("0:3,11:1", "-r", 12)[11] is Std.OUT
-    assert parse_ranks("0, 2", "--local-ranks-filter") == {0, 2}
-    assert parse_ranks("", "--local-ranks-filter") == frozenset()
-
-
-@pytest.mark.parametrize("text", ["", "4", "0:4", "a", "0:1,", "0:1;1:2", "-1"])
-def test_wrong_streams_are_explained(text: str) -> None:
-    with pytest.raises(UsageError, match="-t .*expected"):
-        parse_streams(text, "-t", 2)
-    if text != "" and text != "4":
-        with pytest.raises(UsageError, match="local ranks such as"):
-            parse_ranks(text, "--local-ranks-filter")
 
 
 def test_prefixes() -> None:

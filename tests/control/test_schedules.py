@@ -50,7 +50,16 @@ def forgets_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_incarnations(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lifecycle, "_replaced", lambda draft, name, incarnation: None)
+    """Takes a new agent for the old one of the same name, and waits for it to stop what it never ran."""
+    settled = Draft.settled
+
+    def by_name(self: Draft) -> bool:
+        plan, nodes = self.job.plan, self.job.nodes
+        assert plan is not None
+        here = [nodes[m.node] for m in plan.members if m.node in nodes]
+        return settled(self) and all(n.stopped(plan.epoch) for n in here)
+
+    patch.setattr(Draft, "settled", by_name)
 
 
 def reuses_epochs(patch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,8 @@ class Agent:
         requests = [(rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in range(self.options.slots)]
         for local_rank, request in requests:
             for path, fd in self.place.console(request, local_rank):
-                self.tail.follow(path, f"[rank{plan.rank(self.options.node, local_rank)}]: ", fd)
+                rank = plan.rank(self.options.node, local_rank)
+                self.tail.follow(path, self.place.prefix(rank, local_rank), fd)
         if plan.members[0].node == self.options.node:
             self._start_store(epoch * KEYS + KEYS + STORE, plan.world_size)
         self.crew = Crew(plan, requests, self.spawner, self.oom, self._failed, self._gone)

@@ -296,7 +296,8 @@ class Controller:
 
     async def serve(self, listener: socket.socket, token: bytes) -> int:
         """Until the job has ended and its agents have left."""
-        server = Server(listener, token, self.spec.job, self.on_link, term=self.job.term, tls=self.tls, on_refused=_warn)
+        term = self.job.term
+        server = Server(listener, token, self.spec.job, self.on_link, term=term, tls=self.tls, on_refused=_warn)
         asyncio.get_running_loop().set_exception_handler(self._broke)
         await server.start()
         ticking = asyncio.create_task(self._tick_forever())
@@ -351,7 +352,7 @@ def main() -> int:
     except JournalError as error:
         print(f"everstep: {error}", file=sys.stderr)
         return int(ExitCode.NO_JOURNAL)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - told apart from the job's own end, then the launcher starts another
         traceback.print_exc()
         return int(ExitCode.INTERNAL)
 

@@ -36,9 +36,7 @@ def seat(previous: Sequence[Member], chosen: Sequence[NodeReport]) -> tuple[Memb
     members, first_rank = [], 0
     for group_rank, taken in enumerate(seats):
         report = taken or next(waiting)
-        members.append(
-            Member(report.node, report.incarnation, report.address, group_rank, first_rank, report.slots)
-        )
+        members.append(Member(report.node, report.incarnation, report.address, group_rank, first_rank, report.slots))
         first_rank += report.slots
     return tuple(members)
 

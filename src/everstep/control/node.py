@@ -91,7 +91,16 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 NodeEvent = (
-    Directed | WorkerStarted | WorkerFailed | WorkerGone | TermSeen | Swept | StoreOpened | LinkChanged | LeaveAsked | Ticked
+    Directed
+    | WorkerStarted
+    | WorkerFailed
+    | WorkerGone
+    | TermSeen
+    | Swept
+    | StoreOpened
+    | LinkChanged
+    | LeaveAsked
+    | Ticked
 )
 
 
@@ -181,6 +190,8 @@ class _Draft:
                 self.signal_late(local_rank)
             case WorkerFailed(epoch, local_rank, exit) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, exit=exit)
+                if self.activity is Activity.STOPPING and self.node.directive.cut:
+                    self.commands.append(SignalWorkers((local_rank,), signal.SIGKILL))
             case WorkerGone(epoch, local_rank, exit) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, gone=True, exit=exit)
                 self.sweep_when_empty()
@@ -282,9 +293,11 @@ class _Draft:
         self.kill_when_due()
 
     def hung(self, order: Directive) -> tuple[int, ...]:
+        """Who has nothing to save: judged hung, or failed already and only taking its time to leave."""
         member = self.node.plan.member(self.node.report.node) if self.node.plan else None
         first = member.first_rank if member else 0
-        return tuple(r for r in self.alive if first + r in order.kill_ranks)
+        failed = {w.local_rank for w in self.node.report.workers if w.exit is not None and order.cut}
+        return tuple(r for r in self.alive if first + r in order.kill_ranks or r in failed)
 
     def stop_unasked(self) -> None:
         """A leaving node that is out of the controller's sight: nobody is there to order its stop."""

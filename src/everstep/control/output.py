@@ -11,6 +11,7 @@ import asyncio
 import collections
 import os
 import select
+import string
 import threading
 import time
 
@@ -239,7 +240,8 @@ class Tail:
 def format_lines(prefix: bytes, text: bytes) -> bytes:
     """Each line with its prefix, safe for a terminal: valid UTF-8, no control bytes but colours and tabs.
 
-    Of a line that overwrites itself with carriage returns (a progress bar) the last state is shown.
+    Of a line that overwrites itself with carriage returns (a progress bar) the last state is shown. A line that
+    begins with the prefix already (torch puts its own before tracebacks) gets no second one.
     """
     text = text.translate(_SAFE).decode("utf-8", "replace").encode()
     lines = text.removesuffix(b"\n").split(b"\n")
@@ -247,7 +249,14 @@ def format_lines(prefix: bytes, text: bytes) -> bytes:
         lines = [_last_state(line) for line in lines]
     if max(map(len, lines)) > MAX_PIECE_BYTES:
         lines = [piece for line in lines for piece in _pieces(line)]
-    return b"".join([prefix + line + b"\n" for line in lines])
+    return b"".join([(line if line.startswith(prefix) else prefix + line) + b"\n" for line in lines])
+
+
+def line_prefix(rank: int, local_rank: int, role: str, template: str = "") -> str:
+    """What stands before each line: "[rank3]: ", or torchrun's TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE filled in."""
+    if not template:
+        return f"[rank{rank}]: "
+    return string.Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
 
 
 def _last_state(line: bytes) -> bytes:

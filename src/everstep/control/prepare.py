@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.control.environ import worker_env
 from everstep.control.launch import Kind, SpawnRequest, Warm
+from everstep.control.output import line_prefix
 from everstep.core.config import RunConfig, Std
 from everstep.core.types import EpochPlan
 
@@ -108,6 +109,10 @@ class Workplace:
         shown = self.config.logs.console(local_rank)
         files = [(Std.OUT, request.stdout, sys.stdout.fileno()), (Std.ERR, request.stderr, sys.stderr.fileno())]
         return [(path, fd) for stream, path, fd in files if stream in shown]
+
+    def prefix(self, rank: int, local_rank: int) -> str:
+        template = self.base.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
+        return line_prefix(rank, local_rank, self.config.logs.role, template)
 
     def store_request(self, key: int, world_size: int) -> SpawnRequest:
         folder = Path(self.options.log_dir)

@@ -1,4 +1,4 @@
-"""What the kernel tells about one process: a cheap sample for every heartbeat, evidence for a process that cannot speak.
+"""What the kernel tells about one process: a cheap sample for each heartbeat, evidence for one that cannot speak.
 
 `sample` reads one file, `/proc/PID/stat`, which needs none of the target's locks: it answers in some 20 us
 even for a process stuck in the kernel. Everything here is None or empty for a process that is gone.

@@ -27,16 +27,18 @@ class NotRunnable(Exception):
 
 
 def run(request: SpawnRequest, page: Page) -> int:
-    """Run it to its end; the exit status. Word.FINISHED_NS or FAILED_NS is set when this returns."""
-    status = _execute(request, page)
+    """Run it to its end; the exit status. Word.FINISHED_NS or FAILED_NS is set when this returns.
+
+    Everything about an error is written by then: the agent may kill the process as soon as it sees FAILED_NS.
+    """
+    status = _execute(request)
     page[Word.EXIT_STATUS] = (status & 0xFF) + 1
-    if not page[Word.FAILED_NS]:
-        page[Word.FAILED_NS if status & 0xFF else Word.FINISHED_NS] = time.monotonic_ns()
+    page[Word.FAILED_NS if status & 0xFF else Word.FINISHED_NS] = time.monotonic_ns()
     boot.done()
     return status
 
 
-def _execute(request: SpawnRequest, page: Page) -> int:
+def _execute(request: SpawnRequest) -> int:
     try:
         code, module = _load(request)
         sys.modules["__main__"] = module
@@ -44,11 +46,9 @@ def _execute(request: SpawnRequest, page: Page) -> int:
     except SystemExit as leave:
         return _status(leave.code)
     except NotRunnable as error:
-        page[Word.FAILED_NS] = time.monotonic_ns()
         print(f"everstep: {error}", file=sys.stderr)
         return 2 if request.kind is Kind.SCRIPT else 1  # as python does
     except BaseException as error:  # noqa: BLE001 - whatever escapes the script is its failure
-        page[Word.FAILED_NS] = time.monotonic_ns()
         return _report(error)
     return 0
 

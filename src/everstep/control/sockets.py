@@ -26,7 +26,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class CutRefused(PermissionError):
-    """This agent may not reach into the worker's descriptors: no ptrace right here. Say so once, then rely on SIGKILL."""
+    """This agent may not reach into the worker's descriptors: no ptrace right. Say so once, then rely on SIGKILL."""
 
 
 class Peers:

@@ -27,7 +27,21 @@ TICK_S = 0.1
 class SimWorker:
     """One process. It can step from `started` until it failed or died."""
 
-    __slots__ = ("agent", "dead", "epoch", "failed", "failure", "hung", "judged", "local_rank", "manner", "rank", "started", "step", "termed")
+    __slots__ = (
+        "agent",
+        "dead",
+        "epoch",
+        "failed",
+        "failure",
+        "hung",
+        "judged",
+        "local_rank",
+        "manner",
+        "rank",
+        "started",
+        "step",
+        "termed",
+    )
 
     def __init__(self, agent: SimAgent, plan: EpochPlan, local_rank: int) -> None:
         self.agent = agent
@@ -96,7 +110,9 @@ class SimWorker:
         exit = Exit(cause, self.agent.now(), code=code, signal=signum, step=self.step)
         if self.failure is not None:  # the error came first; a signal of ours only shortened its end
             exit = msgspec.structs.replace(self.failure, code=code, signal=signum)
-        cluster.clock.after(cluster.rng.uniform(0.001, 0.01), self.agent.feed, n.WorkerGone(self.epoch, self.local_rank, exit))
+        cluster.clock.after(
+            cluster.rng.uniform(0.001, 0.01), self.agent.feed, n.WorkerGone(self.epoch, self.local_rank, exit)
+        )
 
 
 class SimAgent:
@@ -187,7 +203,11 @@ class SimAgent:
     # The link -------------------------------------------------------------------------------------------
 
     def send(self, report: NodeReport) -> None:
-        if self.connection is not None and not self.connection.send(UP, msgspec.structs.replace(report, sent_s=self.now())) and not self.refresh_due:
+        if (
+            self.connection is not None
+            and not self.connection.send(UP, msgspec.structs.replace(report, sent_s=self.now()))
+            and not self.refresh_due
+        ):
             self.refresh_due = True
             self.cluster.clock.after(REFRESH_S, self._refresh)
 

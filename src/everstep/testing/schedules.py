@@ -10,10 +10,9 @@ The same seed gives the same schedule, event for event.
 from __future__ import annotations
 
 import random
-import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -45,10 +44,16 @@ class Failure(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct):
     schedules: int = 0
     events: int = 0
-    took_s: float = 0.0
     faults: Counter[str] = msgspec.field(default_factory=Counter)
     outcomes: Counter[str] = msgspec.field(default_factory=Counter)
-    failures: list[Failure] = []
+    failures: list[Failure] = msgspec.field(default_factory=list)
+
+    def add(self, other: Summary) -> None:
+        self.schedules += other.schedules
+        self.events += other.events
+        self.faults += other.faults
+        self.outcomes += other.outcomes
+        self.failures += other.failures
 
 
 def spec_of(rng: random.Random) -> JobSpec:
@@ -123,10 +128,9 @@ def _settle(cluster: Cluster, faults: Faults) -> None:
     cluster.truth.same_job(job, cluster.controller.replayed())
 
 
-def play_many(seeds: Iterable[int], *, stop_at: int = 5, progress: Callable[[int], None] | None = None) -> Summary:
+def play_many(seeds: Iterable[int], *, stop_at: int = 5) -> Summary:
     """Play them all, or until `stop_at` have failed."""
     summary = Summary()
-    began = time.perf_counter()
     for seed in seeds:
         summary.schedules += 1
         try:
@@ -140,7 +144,4 @@ def play_many(seeds: Iterable[int], *, stop_at: int = 5, progress: Callable[[int
         summary.events += played.events
         summary.faults += played.faults
         summary.outcomes[played.outcome] += 1
-        if progress is not None:
-            progress(summary.schedules)
-    summary.took_s = time.perf_counter() - began
     return summary
