@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from everstep.cli.replay import replay, schedules
 from everstep.control import lifecycle, membership, node, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import Incident, NodeState
@@ -175,3 +176,16 @@ def test_broken_machine_is_caught(mutant: Patch, monkeypatch: pytest.MonkeyPatch
     summary = play_many(range(SEEDS_TO_CATCH), stop_at=1)
     assert summary.failures, f"{mutant.__name__} passed {SEEDS_TO_CATCH} schedules"
     print(f"{mutant.__name__}: seed {summary.failures[0].seed}: {summary.failures[0].why}")
+
+
+def test_a_failing_seed_is_replayed_with_its_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(3, 5) == 0
+    assert "seed 3 holds" in capsys.readouterr().out
+    reuses_epochs(monkeypatch)
+    assert schedules(count=3, jobs=1) == 1
+    assert "everstep schedules --seed 0 --trace" in capsys.readouterr().out
+    assert schedules(seed=0, trace=True) == 1
+    said = capsys.readouterr().out
+    assert "controller: life 1 begins" in said and "Violation" in said

@@ -63,7 +63,7 @@ class Job(msgspec.Struct):
     def worker(self, rank: int, t: float, ages: Callable[[float], float]) -> WorkerProgress:
         """`ages` turns a time of this job into an age as the node's clock shows it."""
         trace = self.moments[rank]
-        now = trace[max(0, bisect.bisect_right([m.at_s for m in trace], t) - 1)]
+        now = trace[max(0, bisect.bisect_right(trace, t, key=lambda m: m.at_s) - 1)]
         return WorkerProgress(
             rank=rank,
             local_rank=rank % self.slots,

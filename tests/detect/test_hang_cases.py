@@ -155,6 +155,12 @@ def test_last_one_may_finish_alone_what_it_does_after_training(paper: Any) -> No
     assert verdict is not None and [b.rank for b in verdict.culprits] == [0]
 
 
+def test_who_waited_for_the_last_save_has_time_to_end_after_it(paper: Any) -> None:
+    feed = Feed(TWO, 2, {0: paper.waiting, 1: paper.waiting})
+    assert feed.silent(10.0, one(0, step=50), one(1, step=50, phase=Phase.SAVE)) is None
+    assert feed.silent(1.0, one(0, step=50, age_s=10.0), one(1, step=50, phase=Phase.DONE)) is None
+
+
 def test_all_alike_gives_a_verdict_without_a_rank(paper: Any) -> None:
     feed = Feed(TWO, 3, dict.fromkeys(range(3), paper.waiting))
     verdict = feed.silent(2.5, one(0), one(1), one(2))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Name -> (import path of its function, one line of help). A function returns its exit code, or None for 0.
 COMMANDS = {
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
+    "schedules": ("everstep.cli.replay:schedules", "Play random faults against the control plane on a virtual clock."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),
 }
 

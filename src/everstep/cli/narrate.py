@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everstep.control.journal import Follower, read
 from everstep.core import events as e
+from everstep.core.types import ExitCause
 from everstep.observe.summary import summarize
 from everstep.observe.text import render
 
@@ -49,12 +50,14 @@ class Narrator:
             case e.IncidentOpened(incident, kind, _, why):
                 self.kinds[incident] = kind
                 return f"incident {incident} ({kind}): {why}"
-            case e.IncidentUpdated(incident, culprits, collateral, why):
+            case e.IncidentUpdated(incident, _, collateral, why):
                 others = f"; collateral: ranks {', '.join(str(b.rank) for b in collateral)}" if collateral else ""
                 return f"incident {incident}: {why}{others}"
             case e.IncidentClosed(incident, "recovered", downtime_s):
                 lost = f"{downtime_s * 1e3:.0f} ms without a step" if downtime_s >= 0 else "no step before it"
                 return f"incident {incident}: recovered, {lost}"
+            case e.WorkerEnded(rank, node, exit) if exit.cause is ExitCause.OK and exit.message:
+                return f"rank {rank} on {node}: {exit.message}"
             case e.Alert(kind, text):
                 return f"{kind}: {text}"
             case e.StepsSeen(_, step, total_step) if time.monotonic() - self.said_progress_s > PROGRESS_S:

@@ -59,6 +59,7 @@ class Launcher:
         self.token_file = Path(seat.token) if seat.token else run_dir / "token"
         self.controller: asyncio.subprocess.Process | None = None
         self.agents: dict[str, asyncio.subprocess.Process] = {}
+        self.incarnations: dict[str, str] = {}
         self.stops = 0
         self.ending = asyncio.Event()
         self.exit_code = int(ExitCode.INTERNAL)
@@ -164,6 +165,7 @@ class Launcher:
     async def _start_agent(self, node: str, address: str) -> None:
         options = AgentOptions(
             node=node,
+            incarnation=secrets.token_hex(8),
             address=address,
             host=self.host,
             port=self.port,
@@ -175,6 +177,7 @@ class Launcher:
             remote=self.listener is None,
             config=self.config,
         )
+        self.incarnations[node] = options.incarnation
         file = self.run_dir / f"agent-{node}.json"
         file.write_bytes(msgspec.json.encode(options))
         self.agents[node] = await asyncio.create_subprocess_exec(
@@ -195,7 +198,7 @@ class Launcher:
             status = await self.agents[node].wait()
             if self.ending.is_set() or status in (ExitCode.OK, ExitCode.UNREACHABLE):
                 break
-            await self._tell(wire.NodeDied(node, "", status))
+            await self._tell(wire.NodeDied(node, self.incarnations[node], status))
             await asyncio.to_thread(sweep.purge, self.job, node, ())
             if self.stops:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import secrets
 import socket
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def _nodes(config: RunConfig, place: Place, local_only: bool) -> tuple[tuple[str
             return (("node0", config.nodes.local_addr or "127.0.0.1"),)
         return tuple((f"node{k}", f"127.0.0.{k + 2}") for k in range(total))
     address = config.nodes.local_addr or _address_towards(place.host, place.port)
-    name = socket.gethostname()
-    return tuple((name if count == 1 else f"{name}-{k}", address) for k in range(count))
+    name = f"{socket.gethostname()}-{secrets.token_hex(2)}"  # containers may share a host name
+    return tuple((name if count == 1 else f"{name}.{k}", address) for k in range(count))
 
 
 def _address_towards(host: str, port: int) -> str:

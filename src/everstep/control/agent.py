@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import secrets
 import signal
 import sys
 import time
@@ -43,6 +42,8 @@ TICK_S = 0.1
 STORE = -1  # the store's place among the keys of an epoch
 KEYS = 1 << 16  # keys an epoch: its workers', and the store's
 
+LEAVE_SIGNAL = signal.SIGUSR2  # give this node up: it leaves the job at once, the others go on
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -54,7 +55,7 @@ class Agent:
         self.config = options.config
         self.token = token
         self.place = Workplace(options)
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = options.incarnation
         self.listener = self.place.open_store_socket()
         self.node = n.Node(
             NodeReport(
@@ -68,6 +69,7 @@ class Agent:
                 versions=self.place.versions(),
             ),
             fence_s=self.config.control.fence_s if options.remote else float("inf"),
+            exit_s=self.config.hang.exit_s,
         )
         self.oom = OomWatch()
         self.spawner: Spawner = self._make_spawner()
@@ -115,6 +117,8 @@ class Agent:
                 crew.signal(local_ranks, signum, hung=judged)
             case n.CutSockets(local_ranks) if crew:
                 self._cut(crew, local_ranks)
+            case n.EndLingering(local_rank) if crew:
+                crew.end_lingering(local_rank)
             case n.StopAtStep(local_ranks, step) if crew:
                 crew.stop_at(local_ranks, step)
             case n.Sweep(epoch):
@@ -172,11 +176,14 @@ class Agent:
                     self.tail.finish(path)
             crew.forget()
             self.crew = None
+        self._purge()
+        self.feed(n.Swept(epoch))
+
+    def _purge(self) -> None:
         traces = sweep.Traces(reapers=(self.spawner.pid,) if self.spawner.pid else ())
         purged = sweep.purge(self.options.job, self.options.node, (), traces)
         if purged.remaining:
             print(f"everstep: processes {purged.remaining} cannot be killed", file=sys.stderr)
-        self.feed(n.Swept(epoch))
 
     # The spawner ----------------------------------------------------------------------------------------
 
@@ -261,6 +268,12 @@ class Agent:
             for worker in self.crew.look():
                 self.feed(n.TermSeen(self.node.report.epoch, worker.local_rank))
 
+    def _tick(self) -> None:
+        now_ns = time.monotonic_ns()
+        for worker in self.crew.lingering() if self.crew is not None else ():
+            self.feed(n.WorkerLingers(self.node.report.epoch, worker.local_rank, worker.silent_s(now_ns)))
+        self.feed(n.Ticked())
+
     def _heartbeat(self) -> None:
         if self.link is None:
             return
@@ -269,15 +282,12 @@ class Agent:
         epoch = self.node.report.epoch
         self.link.send(NodeProgress(self.options.node, self.incarnation, epoch, time.monotonic(), workers))
 
-    def _heartbeat_s(self) -> float:
-        timeout = self.config.hang.timeout_s
-        usual = self.config.control.heartbeat_s
-        return min(usual, timeout / 20) if timeout else usual
-
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, lambda: self.feed(n.LeaveAsked()))
+        for name in self.config.restart.signals:
+            signal.signal(signal.Signals[name], signal.SIG_IGN)  # sent to everybody: the launcher stops the job
+        loop.add_signal_handler(LEAVE_SIGNAL, lambda: self.feed(n.LeaveAsked()))
+        self._purge()  # an earlier agent of this name may have left something
         await self.spawner.start()
         self.tail.start()
         running = [
@@ -285,8 +295,8 @@ class Agent:
             for work in (
                 self._keep_link(),
                 self._every(LOOK_S, self._look),
-                self._every(TICK_S, lambda: self.feed(n.Ticked())),
-                self._every(self._heartbeat_s(), self._heartbeat),
+                self._every(TICK_S, self._tick),
+                self._every(self.config.heartbeat_s, self._heartbeat),
             )
         ]
         quitting = asyncio.create_task(self.quitting.wait())
@@ -308,7 +318,7 @@ class Agent:
 
 
 def main() -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     options = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=AgentOptions)
     if os.getppid() != options.launcher_pid:
         return int(ExitCode.NODE_LOST)  # the launcher died before we were ready

@@ -23,7 +23,7 @@ import msgspec
 
 from everstep.control import lifecycle
 from everstep.control.evidence import Evidence
-from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
+from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
@@ -53,6 +53,7 @@ class Controller:
         self.journal = Journal.open(run_dir / "journal.jsonl", job)
         self.job = Job(self.spec)
         self.links: dict[str, Link] = {}
+        self.greeted: set[str] = set()  # nodes that were sent their directive over the present link
         self.heard_s: dict[str, float] = {}
         self.resent_s: dict[str, float] = {}
         self.progress = EpochProgress(0, 0)
@@ -114,13 +115,15 @@ class Controller:
                 self.record(record, now)
 
     def record(self, record: e.Record, now: float) -> None:
+        if isinstance(record, e.IncidentOpened):
+            self._flush_steps(now)  # the last step before the fault is known to the millisecond
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):
             self.record(closed, now)
         if isinstance(record, e.IncidentOpened):
             self._opened(record, now)
-        elif isinstance(record, e.StageChanged) and record.new == Stage.EVICTING.value:
-            self._flush_steps(now)
+        elif isinstance(record, e.NodeLost) and record.node in self.links:
+            self.links[record.node].close("this node was lost to the job")
 
     def _opened(self, incident: e.IncidentOpened, now: float) -> None:
         """Time how fast the survivors are told, and ask the culprits' nodes for evidence."""
@@ -158,6 +161,7 @@ class Controller:
         """One connection for its whole life. Agents own a name; CLI and launcher come and go."""
         agent = hello.role == "agent"
         if agent:
+            self.greeted.discard(hello.node)
             former = self.links.get(hello.node)
             self.links[hello.node] = link
             self.deserted.clear()
@@ -185,10 +189,8 @@ class Controller:
         match message:
             case wire.StopRequest(why, signum, grace_s):
                 self.ask_stop(why, signum, grace_s)
-            case wire.NodeDied(node):
-                state = self.job.nodes.get(node)
-                if state is not None:
-                    self.feed(e.NodeGone(node, state.report.incarnation, NodeLoss.DIED))
+            case wire.NodeDied(node, incarnation):
+                self.feed(e.NodeGone(node, incarnation, NodeLoss.DIED))
             case wire.Query():
                 link.send(wire.Reply(self.status()))
             case _:
@@ -205,6 +207,11 @@ class Controller:
 
     def _reported(self, report: NodeReport, now: float) -> None:
         self.feed(e.NodeReported(report))
+        if report.node not in self.greeted:  # its silence is over only when it hears what it is to do
+            self.greeted.add(report.node)
+            directive = self.job.directives.get(report.node)
+            if directive is not None:
+                self._send(report.node, directive)
         if self.told and self.job.plan:
             members = [self.job.nodes.get(m.node) for m in self.job.plan.members]
             stopping = (Activity.STOPPING, Activity.STOPPED)
@@ -276,7 +283,9 @@ class Controller:
             return True
         if directive.action.value == "run":
             return node.report.epoch >= directive.epoch
-        return node.report.activity in (Activity.IDLE, Activity.STOPPED) and directive.action.value != "leave"
+        if directive.action.value == "stop":
+            return node.stopped(directive.epoch)
+        return node.at_rest and directive.action.value != "leave"
 
     def status(self) -> dict[str, object]:
         """What `everstep status` shows of a running job: plain data."""
@@ -341,7 +350,8 @@ def main() -> int:
     arguments = parser.parse_args()
     config = msgspec.json.decode((arguments.run_dir / "config.json").read_bytes(), type=RunConfig)
     token = read_token(arguments.token_file)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher turns signals into requests
+    for name in config.restart.signals:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)  # the launcher turns them into requests
 
     async def run() -> int:
         controller = Controller(arguments.run_dir, config, arguments.job, SystemClock())

@@ -9,16 +9,26 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from everstep.control import procfs, robust, sockets
+from everstep.control.host import ProcessHandle
 from everstep.control.launch import Kind, Reaped, Spawner, SpawnRequest
 from everstep.control.oom import OomWatch, explain_signal
 from everstep.core.page import STACKS_SIGNAL, STOP_NOW, Page, Word
 from everstep.core.types import EpochPlan, Exit, ExitCause, Phase, WorkerProgress
 
 TRACEBACK_TAIL = 2000  # characters of an error message kept
+LAST_WORDS_S, LAST_WORDS_TRIES = 0.002, 25  # the agent waits at most their product for a stopped worker's stacks
+
+
+def file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 class Worker:
@@ -37,7 +47,9 @@ class Worker:
         self.asked_to_stop = False  # by us
         self.killed = False  # by us
         self.hung = False  # killed because a detector judged it
+        self.lingered_s = 0.0  # killed because its process outlived its script by this much
         self.last: procfs.ProcessSample | None = None
+        self.peak_rss_bytes = 0  # as the kernel counted it; known after the end
         self.watch: robust.DeathWatch | None = None
         self.born_ns = 0
 
@@ -57,6 +69,24 @@ class Worker:
             os.kill(self.pid, signum)
         except ProcessLookupError:
             return  # it ended by itself; its zygote will tell
+
+    def silent_s(self, now_ns: int) -> float:
+        """Since its last sign of life, the end of its script included."""
+        signs = (Word.LIFE_NS, Word.STEP_NS, Word.PHASE_NS, Word.FINISHED_NS)
+        return (now_ns - max(self.born_ns, *map(self.word, signs))) / 1e9
+
+    def last_words(self) -> None:
+        """Let a worker that is stopped write its stacks before it is killed: it has to be woken for that."""
+        sample = procfs.sample(self.pid) if self.pid and not self.gone else None
+        if sample is None or not sample.stopped or not self.request.stacks:
+            return
+        before = file_size(self.request.stacks)
+        os.kill(self.pid, STACKS_SIGNAL)
+        os.kill(self.pid, signal.SIGCONT)
+        with ProcessHandle(self.pid) as process:
+            for _ in range(LAST_WORDS_TRIES):
+                if process.gone(LAST_WORDS_S) or file_size(self.request.stacks) > before:
+                    return
 
     def error_message(self) -> str:
         """Last line of what @record or our own hook wrote about the error that escaped the script."""
@@ -78,10 +108,15 @@ class Worker:
             code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
             message=message,
-            rss_bytes=self.last.rss_bytes if self.last else 0,
+            rss_bytes=self.rss_bytes(cause is ExitCause.OOM),
             step=self.word(Word.STEPS),
             total_step=total - 1,
         )
+
+    def rss_bytes(self, out_of_memory: bool) -> int:
+        """Memory at the end: the last sample, unless it was growing, or ended before the first one."""
+        last = self.last.rss_bytes if self.last else 0
+        return max(last, self.peak_rss_bytes) if out_of_memory else last or self.peak_rss_bytes
 
     def progress(self, now_ns: int) -> WorkerProgress:
         """Signs of life right now."""
@@ -184,6 +219,11 @@ class Crew:
                 asked.append(worker)
         return asked
 
+    def lingering(self) -> list[Worker]:
+        """Whose script ended well while their process is still there. Its exit handlers, its threads and its
+        libraries' tear-down run now; a thread that still trains gives signs of life."""
+        return [w for w in self.workers.values() if w.word(Word.FINISHED_NS) and not (w.gone or w.dead or w.killed)]
+
     def _tell_failed(self, worker: Worker, exit: Exit) -> None:
         worker.failed_told = True
         self.on_failed(worker.local_rank, exit)
@@ -200,6 +240,7 @@ class Crew:
         if worker is None or worker.gone:
             return
         worker.gone = True
+        worker.peak_rss_bytes = answer.max_rss_bytes
         self.on_gone(worker.local_rank, self._how(worker, answer, now_ns))
 
     def failed_to_start(self, key: int, why: str, now_ns: int) -> None:
@@ -229,15 +270,19 @@ class Crew:
     def _signalled(self, worker: Worker, status: int, failed_ns: int, now_ns: int) -> Exit:
         if failed_ns:  # the error came first; a signal of ours only shortened its end
             return self._error(worker, failed_ns, status)
+        if worker.lingered_s:
+            why = f"its script ended; killed because its process did not end in {worker.lingered_s:.0f} s more"
+            return worker.ended(ExitCause.OK, now_ns, why, status)
         if worker.hung:
             return worker.ended(ExitCause.STOPPED, now_ns, "killed: judged hung", status)
+        killed_now = self.oom.count()
         cause, why = explain_signal(
             os.WTERMSIG(status),
             sent_by_us=worker.killed if os.WTERMSIG(status) == signal.SIGKILL else worker.asked_to_stop,
             grace_exceeded=worker.killed,
             oom_before=self.oom_before,
-            oom_after=self.oom.count(),
-            last_rss=worker.last.rss_bytes if worker.last else 0,
+            oom_after=killed_now,
+            last_rss=worker.rss_bytes(killed_now > self.oom_before),
             hint=self.oom.hint(),
         )
         return worker.ended(cause, now_ns, why, status)
@@ -246,10 +291,17 @@ class Crew:
 
     def signal(self, local_ranks: Iterable[int], signum: int, hung: bool = False) -> None:
         for worker in (self.workers[r] for r in local_ranks):
-            worker.hung = worker.hung or hung
+            worker.hung = worker.hung or (hung and not worker.failed_told)
             if signum == signal.SIGTERM and worker.page is not None:
                 worker.page[Word.STOP_AT_STEP] = STOP_NOW
+            if hung:
+                worker.last_words()
             worker.signal(signum)
+
+    def end_lingering(self, local_rank: int) -> None:
+        worker = self.workers[local_rank]
+        worker.lingered_s = worker.silent_s(time.monotonic_ns())
+        worker.signal(signal.SIGKILL)
 
     def stop_at(self, local_ranks: Iterable[int], step: int) -> None:
         """Each worker sends itself SIGTERM at this step: all leave the loop at the same one."""

@@ -53,7 +53,7 @@ class Draft:
         self.set(nodes={**self.job.nodes, node.report.node: node})
 
     def join(self, report: NodeReport) -> None:
-        """Known from now on, and parked. One that was lost and comes back has to stop what it runs, or may yet start."""
+        """Known from now on, and parked. One that was lost and is back has to stop what it runs, or may yet start."""
         job, spec = self.job, self.job.spec
         self.set(
             arrivals=job.arrivals + 1,

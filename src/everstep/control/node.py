@@ -30,6 +30,7 @@ class Node(msgspec.Struct, frozen=True):
     killed: bool = False
     silent_since_s: float = 0.0  # 0: the controller is heard
     fence_s: float = 60.0
+    exit_s: float = 300.0  # a process may outlive its script by this much
 
     @property
     def fence_after_s(self) -> float:
@@ -61,6 +62,14 @@ class WorkerGone(msgspec.Struct, frozen=True):
     epoch: int
     local_rank: int
     exit: Exit
+
+
+class WorkerLingers(msgspec.Struct, frozen=True):
+    """Its script ended well, its process is still there: no sign of life for `silent_s`."""
+
+    epoch: int
+    local_rank: int
+    silent_s: float
 
 
 class TermSeen(msgspec.Struct, frozen=True):
@@ -95,6 +104,7 @@ NodeEvent = (
     | WorkerStarted
     | WorkerFailed
     | WorkerGone
+    | WorkerLingers
     | TermSeen
     | Swept
     | StoreOpened
@@ -122,6 +132,12 @@ class CutSockets(msgspec.Struct, frozen=True):
     local_ranks: tuple[int, ...]
 
 
+class EndLingering(msgspec.Struct, frozen=True):
+    """SIGKILL for a worker whose script ended: it counts as having ended well."""
+
+    local_rank: int
+
+
 class StopAtStep(msgspec.Struct, frozen=True):
     local_ranks: tuple[int, ...]
     step: int
@@ -141,7 +157,7 @@ class Quit(msgspec.Struct, frozen=True):
     pass
 
 
-Command = Launch | SignalWorkers | CutSockets | StopAtStep | Sweep | Report | Quit
+Command = Launch | SignalWorkers | CutSockets | EndLingering | StopAtStep | Sweep | Report | Quit
 
 
 def step(node: Node, event: NodeEvent, now: float) -> tuple[Node, list[Command]]:
@@ -195,6 +211,10 @@ class _Draft:
             case WorkerGone(epoch, local_rank, exit) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, gone=True, exit=exit)
                 self.sweep_when_empty()
+            case WorkerLingers(epoch, local_rank, silent_s) if epoch == self.node.report.epoch:
+                # Tear-down can dead-lock in a library; whoever waited for this process would wait for ever.
+                if silent_s >= self.node.exit_s and local_rank in self.alive:
+                    self.commands.append(EndLingering(local_rank))
             case TermSeen(epoch, local_rank) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, term_asked=True)
             case Swept(epoch) if epoch == self.node.report.epoch and not self.alive:

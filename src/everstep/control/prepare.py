@@ -22,6 +22,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """What the launcher tells an agent it starts."""
 
     node: str
+    incarnation: str  # random, one per agent process
     address: str
     host: str  # of the controller
     port: int

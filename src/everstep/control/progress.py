@@ -41,7 +41,7 @@ class EpochProgress:
 
     @property
     def complete(self) -> bool:
-        return len(self.workers) == self.world_size
+        return 0 < self.world_size == len(self.workers)
 
     @property
     def step(self) -> int:

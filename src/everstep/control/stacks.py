@@ -1,19 +1,18 @@
 """Evidence from a node: the Python stacks of its workers, and the last lines of their logs.
 
-A worker writes its stacks itself (faulthandler, on a real-time signal). One that is stopped by SIGSTOP is
-woken for that moment only, and stopped again. Who cannot answer is described from /proc instead.
+A worker writes its stacks itself (faulthandler, on a real-time signal). One that is stopped by SIGSTOP does so
+when it is killed (Worker.last_words): woken earlier it might make a step and look well. Who cannot answer is
+described from /proc instead.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from pathlib import Path
 
 from everstep.control import procfs
-from everstep.control.crew import Crew, Worker
+from everstep.control.crew import Crew, Worker, file_size
 from everstep.control.output import last_lines
 from everstep.core.types import StacksAsked, StacksTaken
 
@@ -24,40 +23,25 @@ MAX_TEXT = 64 * 1024  # of one worker's stacks: a message has a limit
 
 
 async def take_stacks(crew: Crew, asked: StacksAsked, node: str) -> StacksTaken:
-    """Stacks of these workers (all of the node when none is named), and the ends of their logs."""
+    """Stacks of these workers (all of the node when none is named), and the ends of their logs.
+
+    For an incident that is known, the culprit's end is waited for, and all it wrote before counts.
+    """
     ranks = asked.local_ranks or tuple(crew.workers)
-    before = {r: _size(crew.workers[r]) for r in ranks}
-    stopped = [crew.workers[r] for r in ranks if _is_stopped(crew.workers[r])]
-    writing = crew.ask_stacks(ranks)
-    for worker in stopped:
-        os.kill(worker.pid, signal.SIGCONT)
+    before = {r: 0 if asked.incident else file_size(crew.workers[r].request.stacks) for r in ranks}
+    waiting = [crew.workers[r] for r in ranks] if asked.incident else crew.ask_stacks(ranks)
     deadline = time.monotonic() + WAIT_S
-    while writing and time.monotonic() < deadline:
+    while waiting and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
-        writing = [w for w in writing if not _written(w, before[w.local_rank])]
-    for worker in stopped:
-        if not worker.gone:
-            os.kill(worker.pid, signal.SIGSTOP)
+        waiting = [w for w in waiting if not (w.gone if asked.incident else _written(w, before[w.local_rank]))]
     stacks = {crew.workers[r].rank: _stack_text(crew.workers[r], before[r]) for r in ranks}
     tails = {crew.workers[r].rank: log_tail(crew.workers[r]) for r in ranks}
-    return StacksTaken(node, asked.incident, asked.epoch, stacks, tails)
+    return StacksTaken(node, asked.incident, asked.epoch, {r: t for r, t in stacks.items() if t}, tails)
 
 
 def log_tail(worker: Worker) -> str:
     """The last lines of its standard error, or of its output when that is empty."""
     return last_lines(worker.request.stderr, LOG_LINES) or last_lines(worker.request.stdout, LOG_LINES)
-
-
-def _is_stopped(worker: Worker) -> bool:
-    sample = procfs.sample(worker.pid) if worker.pid and not worker.gone else None
-    return sample is not None and sample.state == "T"
-
-
-def _size(worker: Worker) -> int:
-    try:
-        return os.stat(worker.request.stacks).st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _written(worker: Worker, before: int) -> bool:
@@ -69,10 +53,8 @@ def _written(worker: Worker, before: int) -> bool:
 
 
 def _stack_text(worker: Worker, before: int) -> str:
-    if worker.gone:
-        return ""
     text = _read(worker, before)
-    return text or procfs.kernel_view(worker.pid)
+    return text or ("" if worker.gone else procfs.kernel_view(worker.pid))
 
 
 def _read(worker: Worker, start: int) -> str:

@@ -35,6 +35,7 @@ class HangWatch:
                 save_s=hang.save_s,
                 eval_s=hang.eval_s,
                 factor=hang.safety_factor,
+                report_s=config.heartbeat_s,
             )
         )
         self.state = self.detector.begin(None)
@@ -45,8 +46,8 @@ class HangWatch:
     def saw(self, event: HangEvent, now: float) -> Outcome:
         self.state, output = self.detector.step(self.state, event, now)
         match output:
-            case SuspectStacksWanted(epoch, why):
-                return Outcome(suspect=why, questions=self._questions(epoch))
+            case SuspectStacksWanted(epoch, why, ranks):
+                return Outcome(suspect=why, questions=self._questions(epoch, set(ranks)))
             case SuspicionLifted():
                 return Outcome(cleared=True)
             case Verdict():
@@ -56,8 +57,13 @@ class HangWatch:
     def tick(self, now: float) -> Outcome:
         return self.saw(Ticked(), now)
 
-    def _questions(self, epoch: int) -> tuple[tuple[str, StacksAsked], ...]:
-        """Every member is asked about all its workers: the stopped ones are woken for the dump, then stopped again."""
+    def _questions(self, epoch: int, ranks: set[int]) -> tuple[tuple[str, StacksAsked], ...]:
+        """Which node is asked about which of its workers."""
         plan = self.state.plan
         assert plan is not None
-        return tuple((m.node, StacksAsked("", epoch, tuple(range(m.slots)))) for m in plan.members)
+        asked = []
+        for member in plan.members:
+            local = tuple(k for k in range(member.slots) if member.first_rank + k in ranks)
+            if local:
+                asked.append((member.node, StacksAsked("", epoch, local)))
+        return tuple(asked)

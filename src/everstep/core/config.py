@@ -53,6 +53,7 @@ class Hang(Group, frozen=True):
     first_step_s: PositiveSeconds = 1800.0
     save_s: PositiveSeconds = 1800.0
     eval_s: PositiveSeconds = 1800.0
+    exit_s: PositiveSeconds = 300.0  # from the script's end, or the last sign of life after it, to the process's
     safety_factor: Annotated[float, msgspec.Meta(ge=1)] = 5.0  # a learned limit is this many times what was seen
 
 
@@ -130,6 +131,12 @@ class RunConfig(Group, frozen=True):
     env: dict[str, str] = {}  # added to every worker's environment, on top of its launcher's
     job: str = ""  # name; empty: the rendezvous id, else made up
     expect_steps: Count = 0  # a job that ends with fewer optimizer steps failed; 0: unknown
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often an agent reports progress: often enough for the hang time-out."""
+        usual = self.control.heartbeat_s
+        return min(usual, self.hang.timeout_s / 20) if self.hang.timeout_s else usual
 
 
 def std_of(text: str, key: str, local_rank: int) -> Std:

@@ -20,7 +20,7 @@ from everstep.detect.oddone import Odd, busy_ones, odd_one
 from everstep.detect.timeouts import Learned, Limits
 
 LEAD_S = 1.0  # stacks are asked for this long before a limit, or a quarter of it
-STACKS_S = 2.0  # at a limit, missing stacks are waited for at most this long, or a twentieth of the limit
+STACKS_S = 2.0  # at a limit, missing stacks are waited for at most this long, or a fortieth of the limit
 ON_ITS_OWN = 2  # steps made beyond a silent worker's: its maker does not wait for it
 
 
@@ -156,7 +156,7 @@ class HangDetector:
         worst = over[0]
         limit = self.limits.stopped_s if worst.seen.stopped else worst.silence(self.limits, state.learned)[1]
         missing = any(rank not in state.stacks for rank in state.asked)
-        if missing and now < state.due_at_s + min(STACKS_S, limit / 20):
+        if missing and now < state.due_at_s + min(STACKS_S, limit / 40):
             return state, None
         return self._name(state, plan, over)
 

@@ -28,7 +28,7 @@ class Watched(msgspec.Struct, frozen=True):
     def excused(self, limits: Limits, learned: Learned) -> bool:
         """It is busy with something that lets the others wait, and within the limit of that."""
         phase = self.seen.phase
-        if self.seen.stopped or phase in (Phase.TRAIN, Phase.DONE):
+        if self.seen.stopped or phase in (Phase.TRAIN, Phase.DONE) or self.stepless_s >= limits.stepless_s:
             return False
         limit = limits.phase_s(phase, learned)
         return (self.working_s if phase is Phase.START else self.inner_s) < limit
@@ -53,6 +53,8 @@ def observe(before: Watched | None, now: WorkerProgress, passed_s: float, limits
     """
     grown = min(passed_s, limits.cap_s)
     old = before or Watched(now)
+    if now.step != old.seen.step:  # silence began anew in between, whatever the ages say
+        old = msgspec.structs.replace(old, working_s=0.0, stepless_s=0.0)
     working = min(now.step_age_s, old.working_s)
     if now.phase in (Phase.START, Phase.TRAIN):
         working = min(now.step_age_s, old.working_s + min(grown, now.phase_age_s))

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from everstep.control import sweep
 from everstep.control.journal import read
 from everstep.core import events as e
 from everstep.core.types import EpochPlan
@@ -44,7 +45,10 @@ class LocalRun:
     def __enter__(self) -> LocalRun:
         with self.output.open("wb") as file:
             out = None if self.echo else file
-            self.process = subprocess.Popen(self.command, cwd=self.directory, env=self.env, stdout=out, stderr=out)
+            # A session of its own: a signal to its process group reaches the job and not the test.
+            self.process = subprocess.Popen(
+                self.command, cwd=self.directory, env=self.env, stdout=out, stderr=out, start_new_session=True
+            )
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -104,6 +108,10 @@ class LocalRun:
                     found[plan.rank(event.report.node, worker.local_rank)] = worker.pid
         return {rank: pid for rank, pid in found.items() if pid}
 
+    def processes(self, node: str = "node0") -> list[int]:
+        """Living processes that carry the job's id on this node: warm process, store, workers and all they started."""
+        return sweep.leftovers(self.run_dir.name, node, ())
+
     def controller_pid(self) -> int:
         return int((self.run_dir / "controller.pid").read_text())
 
@@ -132,6 +140,11 @@ class LocalRun:
     def signal(self, signum: int) -> None:
         assert self.process is not None
         self.process.send_signal(signum)
+
+    def signal_group(self, signum: int) -> None:
+        """Signal the launcher's process group, as a terminal's Ctrl-C or `timeout` does."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signum)
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """The exit code of `everstep run`."""

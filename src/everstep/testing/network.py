@@ -86,13 +86,12 @@ class Connection:
             self._put(1 - side, None)
 
     def reset(self) -> None:
-        """Something between the ends broke the connection: both see it, what was under way is lost."""
+        """Something between the ends broke it: what is under way is lost, and each owner is told a little later."""
         for direction in (UP, DOWN):
             if self.open[direction]:
                 self.wire.clock.after(self.wire.rng.uniform(0.001, 0.2), self._deliver, direction, None)
                 self.held[direction].clear()
                 self.open[direction] = False
-        # Both ends are closed for messages from now on; `lost` still tells each owner.
 
     def flush(self) -> None:
         for direction in (UP, DOWN):

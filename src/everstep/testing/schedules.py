@@ -22,6 +22,8 @@ from everstep.testing.cluster import Cluster
 from everstep.testing.faults import Faults
 from everstep.testing.truth import require
 
+# A machine's own assertion, or a mistake in its code, is as much a failure as a violated invariant.
+BROKEN = (AssertionError, LookupError, TypeError, ValueError, AttributeError, StopIteration)
 SETTLE_S = 240.0  # virtual seconds in which a job must run again, or end, once the faults stop
 LASTING_S = 45.0  # longer than every lease and fence of a schedule
 
@@ -135,7 +137,7 @@ def play_many(seeds: Iterable[int], *, stop_at: int = 5) -> Summary:
         summary.schedules += 1
         try:
             played = play(seed)
-        except Exception as error:  # a machine's own assertion is as much a failure as a violated invariant
+        except BROKEN as error:
             where = traceback.format_exc(limit=-3)
             summary.failures.append(Failure(seed, f"{type(error).__name__}: {error}"[:300], where))
             if len(summary.failures) >= stop_at:

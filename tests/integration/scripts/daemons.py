@@ -1,0 +1,37 @@
+"""Leaves processes behind that no signal to its process group reaches, and looks for them in its next life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def daemon() -> None:
+    """The classic double fork: the grandchild has a session of its own and no living parent."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(f"daemon-{os.getpid()}").touch()
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+
+
+def main() -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        daemon()
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        inheriting = subprocess.Popen(command, start_new_session=True)
+        clean = subprocess.Popen(command, start_new_session=True, env={})
+        for child in (inheriting, clean):
+            Path(f"daemon-{child.pid}").touch()
+        Path(f"ready-{os.environ['RANK']}").touch()
+        time.sleep(600)
+    alive = [path.name for path in Path().glob("daemon-*") if Path(f"/proc/{path.name.removeprefix('daemon-')}").exists()]
+    Path(f"found-{os.environ['RANK']}").write_text(" ".join(alive))
+
+
+main()

@@ -1,0 +1,168 @@
+"""Signals and deaths: nothing outlives its agent, and a job that is asked to stop leaves as one, saved."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from everstep.control import procfs
+from everstep.core import events as e
+from everstep.testing.local import LocalRun
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TRAIN = SCRIPTS / "train.py"
+TERMINATED = 128 + signal.SIGTERM
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    samples = [procfs.sample(pid) for pid in pids]
+    return [s.pid for s in samples if s is not None and s.alive]
+
+
+def gone_after(run: LocalRun, pids: list[int]) -> float:
+    """Seconds until none of these processes is left."""
+    began = time.monotonic()
+    while left := alive(pids):
+        assert time.monotonic() - began < 10, f"still there: {left}; {run.text()[-2000:]}"
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def losses(folder: Path, rank: int) -> dict[int, float]:
+    """Step -> loss; redone steps must have given the same."""
+    found: dict[int, float] = {}
+    for line in (folder / f"losses-{rank}.jsonl").read_text().splitlines():
+        step, loss = json.loads(line)["step"], json.loads(line)["loss"]
+        assert found.setdefault(step, loss) == loss, f"step {step} of rank {rank} differs when redone"
+    return found
+
+
+# B1: nothing outlives its agent -------------------------------------------------------------------------
+
+
+def test_workers_and_their_loaders_die_with_agent_and_launcher(tmp_path: Path) -> None:
+    args = ("--steps", "100000", "--loader-workers", "2")
+    with LocalRun(tmp_path, TRAIN, "--nproc-per-node", "2", args=args) as run:
+        run.until_step(3)
+        processes = run.processes()
+        assert len(processes) >= 2 + 2 * 2 + 2, "workers, loaders, zygote and store"
+        run.kill_agent("node0")
+        assert gone_after(run, processes) < 2.0
+        run.until_step(3, epoch=2)
+        processes = [*run.processes(), run.agent_pid("node0"), run.controller_pid()]
+        assert len(processes) >= 2 + 2 * 2 + 4
+        run.signal(signal.SIGKILL)
+        assert gone_after(run, processes) < 2.0
+
+
+@pytest.mark.parametrize("victim", ["agent", "launcher"])
+def test_workers_that_ignore_sigterm_die_with_agent_and_launcher(tmp_path: Path, victim: str) -> None:
+    options = ("--no-zygote", "--nproc-per-node", "2")
+    with LocalRun(tmp_path, SCRIPTS / "ending.py", *options, args=("wait", "--others", "ignore")) as run:
+        run.until(lambda: (tmp_path / "ready-0-0").exists() and (tmp_path / "ready-0-1").exists())
+        processes = run.processes()
+        run.kill_agent("node0") if victim == "agent" else run.signal(signal.SIGKILL)
+        assert gone_after(run, processes) < 2.0
+
+
+# B2: grandchildren --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [(), ("--no-zygote",)], ids=["zygote", "plain"])
+def test_no_grandchild_survives_a_restart(tmp_path: Path, options: tuple[str, ...]) -> None:
+    with LocalRun(tmp_path, SCRIPTS / "daemons.py", *options) as run:
+        run.until(lambda: (tmp_path / "ready-0").exists())
+        left = [int(path.name.removeprefix("daemon-")) for path in tmp_path.glob("daemon-*")]
+        assert len(left) == 3 and len(alive(left)) == 3
+        run.kill(rank=0)
+        assert run.wait() == 0
+        assert (tmp_path / "found-0").read_text() == ""
+        assert not alive(left)
+
+
+# B4: the emergency checkpoint ---------------------------------------------------------------------------
+
+
+def test_a_stop_of_the_process_group_saves_and_the_resumed_run_is_the_same(tmp_path: Path) -> None:
+    args = ("--steps", "60", "--save-every", "1000", "--loader-workers", "2")
+    stopped, oracle = tmp_path / "stopped", tmp_path / "oracle"
+    for folder in (stopped, oracle):
+        folder.mkdir()
+    with LocalRun(stopped, TRAIN, "--nproc-per-node", "2", args=args) as run:
+        run.until_step(3)
+        run.signal_group(signal.SIGTERM)
+        assert run.wait() == TERMINATED
+        assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed], run.text()
+    first = losses(stopped, 0)
+    assert 3 <= len(first) < 60
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(LocalRun(f, TRAIN, "--nproc-per-node", "2", args=args)) for f in (stopped, oracle)]
+        for job in jobs:
+            assert job.wait() == 0, job.text()
+    for rank in (0, 1):
+        assert losses(stopped, rank) == losses(oracle, rank)
+        assert len((stopped / f"losses-{rank}.jsonl").read_text().splitlines()) == 60, "a step was lost or redone"
+
+
+# B5: in any phase ---------------------------------------------------------------------------------------
+
+
+def test_a_stop_in_any_phase_ends_within_the_grace(tmp_path: Path) -> None:
+    """Busy for good: killed at the grace, and the last save is named. A running save may finish."""
+    grace = {"import": 2, "first": 2, "data": 2, "evaluation": 2, "save": 20}
+    with ExitStack() as stack:
+        jobs = {}
+        for where, seconds in grace.items():
+            (tmp_path / where).mkdir()
+            run = LocalRun(tmp_path / where, SCRIPTS / "stall.py", "--grace", str(seconds), args=(where,))
+            jobs[where] = stack.enter_context(run)
+        for where, run in jobs.items():
+            run.until((run.directory / "busy").exists)
+            run.signal(signal.SIGTERM)
+        for where, run in jobs.items():
+            assert run.wait() == TERMINATED, f"{where}: {run.text()}"
+            stop = next(x.t_s for x in run.entries() if isinstance(x.event, e.StopAsked))
+            end = next(x.t_s for x in run.entries() if isinstance(x.event, e.JobEnded))
+            assert end - stop < 2 + 1.5, where
+            summary = (run.run_dir / "summary.txt").read_text()
+            saved = {"import": "none seen", "first": "none seen", "save": "at step 6"}.get(where, "at step 5")
+            assert f"last save   {saved}" in summary, f"{where}: {summary}"
+        assert (tmp_path / "save" / "stopped-at-6").exists()
+
+
+# B6: together -------------------------------------------------------------------------------------------
+
+
+def test_all_stop_at_the_same_step_with_one_checkpoint(tmp_path: Path) -> None:
+    """SIGTERM to the launcher, or to one worker only, at random moments of several jobs."""
+    moments = random.Random(6)
+    with ExitStack() as stack:
+        jobs = []
+        for number in range(4):
+            (tmp_path / str(number)).mkdir()
+            options = ("--local-nodes", "2", "--nproc-per-node", "1")
+            args = ("--steps", "100000", "--save-every", "100000", "--pace", "0.01")
+            jobs.append(stack.enter_context(LocalRun(tmp_path / str(number), TRAIN, *options, args=args)))
+        for number, run in enumerate(jobs):
+            run.until_step(moments.randrange(2, 60))
+            run.signal(signal.SIGTERM) if number % 2 else run.kill(rank=number // 2, signum=signal.SIGTERM)
+        for run in jobs:
+            assert run.wait() == TERMINATED, run.text()
+            steps = stop_steps(run)
+            assert len(steps) == 2 and len(set(steps)) == 1, run.text()
+            assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed]
+            assert (run.directory / "checkpoint.pt").exists()
+
+
+def stop_steps(run: LocalRun) -> list[int]:
+    """The step at which each rank said it stops."""
+    return [int(line.split()[-1]) for line in run.text().splitlines() if " stops at step " in line]
+
+
