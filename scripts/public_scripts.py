@@ -85,7 +85,9 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv-peers", help="made when it is not there")
+    parser.add_argument(
+        "--venv", type=Path, default=ROOT / ".venv-peers", help="made, or filled, when Everstep is not in it"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="these scripts only, by the stem of their names")
     parser.add_argument("--no-write", action="store_true", help="print the table, leave docs/scripts.md alone")
     options = parser.parse_args()
@@ -106,12 +108,13 @@ def main() -> int:
 
 
 def prepare(folder: Path) -> Path:
-    """The interpreter of the environment, which is made and filled when it is not there."""
+    """The interpreter of the environment; Everstep comes last into it, so where that is missing, all is installed."""
     python = folder / "bin" / "python"
-    if not python.exists():
+    asked = [str(python), "-c", "import importlib.metadata as m; m.version('everstep')"]
+    if not python.exists() or subprocess.run(asked, stderr=subprocess.DEVNULL, check=False).returncode:
         say(f"making {folder} with {', '.join(PINNED)}")
         venv.create(folder, with_pip=True)
-        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         constraint = ["--constraint", str(ROOT / "requirements" / "lock.txt")]
         subprocess.run([*pip, *constraint, *PINNED, "hatchling", "editables"], check=True)
         subprocess.run([*pip, *constraint, "--no-build-isolation", "--editable", str(ROOT)], check=True)

@@ -32,6 +32,7 @@ from everstep.core import wire
 from everstep.core.config import RunConfig
 from everstep.core.errors import ExitCode, Unreachable
 
+BROKEN = (ExitCode.NODE_LOST, ExitCode.INTERNAL)  # an agent that exits so is worth another try
 AGENT_LIVES = 16  # of one node; a node that dies more often is broken
 CONTROLLER_PAUSE_S = 5.0
 CONTROLLER_DEATHS = 20  # in a row within a minute: something is wrong with the host
@@ -196,7 +197,7 @@ class Launcher:
     async def _mind_agent(self, node: str, address: str) -> None:
         for _ in range(AGENT_LIVES):
             status = await self.agents[node].wait()
-            if self.ending.is_set() or status in (ExitCode.OK, ExitCode.UNREACHABLE):
+            if self.ending.is_set() or (status >= 0 and status not in BROKEN):
                 break
             await self._tell(wire.NodeDied(node, self.incarnations[node], status))
             await asyncio.to_thread(sweep.purge, self.job, node, ())

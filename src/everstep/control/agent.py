@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -126,6 +127,8 @@ class Agent:
             case n.Report(report):
                 self._report(report)
             case n.Quit():
+                if self.options.remote:  # the launcher of a joined node has no other way to know
+                    self.exit_code = self.node.directive.exit_code
                 self.quitting.set()
 
     def _report(self, report: NodeReport) -> None:
@@ -156,6 +159,7 @@ class Agent:
         self.feed(n.WorkerFailed(self.node.report.epoch, local_rank, exit))
 
     def _gone(self, local_rank: int, exit: Exit) -> None:
+        self._heartbeat()  # its last steps
         self.feed(n.WorkerGone(self.node.report.epoch, local_rank, exit))
 
     def _cut(self, crew: Crew, local_ranks: tuple[int, ...]) -> None:
@@ -331,6 +335,9 @@ def main() -> int:
     except EverstepError as error:
         print(f"everstep: {error}", file=sys.stderr)
         return int(error.code)
+    except Exception:  # noqa: BLE001 - told apart from the job's own codes, then the launcher starts another agent
+        traceback.print_exc()
+        return int(ExitCode.INTERNAL)
 
 
 if __name__ == "__main__":

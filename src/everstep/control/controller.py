@@ -115,7 +115,7 @@ class Controller:
                 self.record(record, now)
 
     def record(self, record: e.Record, now: float) -> None:
-        if isinstance(record, e.IncidentOpened):
+        if isinstance(record, e.IncidentOpened | e.JobEnded):
             self._flush_steps(now)  # the last step before the fault is known to the millisecond
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):

@@ -146,4 +146,4 @@ class Draft:
         self.set(outcome=Outcome(int(code), why))
         self.note(e.JobEnded(int(code), why))
         for name in self.job.nodes:
-            self.direct(name, Action.LEAVE, reason=why, grace_s=self.job.spec.grace_s)
+            self.direct(name, Action.LEAVE, reason=why, grace_s=self.job.spec.grace_s, exit_code=int(code))

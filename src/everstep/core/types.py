@@ -173,6 +173,7 @@ class Directive(msgspec.Struct, frozen=True, tag=True):
     grace_s: float = 30.0
     cut: bool = False  # a fault: wake collectives by shutting the workers' sockets to the other nodes
     stop_at_step: int = 0  # deliver SIGTERM at this step of the attempt on every worker; 0: at once
+    exit_code: int = 0  # of the job, with LEAVE
     kill_ranks: tuple[int, ...] = ()  # judged hung: SIGKILL at once instead of SIGTERM
 
 
