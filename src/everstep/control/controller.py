@@ -224,7 +224,7 @@ class Controller:
             self.ask_stop(f"SIGTERM to a worker on {report.node}", signal.SIGTERM, self.spec.grace_s)
 
     def ask_stop(self, why: str, signum: int, grace_s: float) -> None:
-        step = self.progress.common_stop_step()
+        step = self.progress.common_stop_step(self.clock.now())
         self.feed(e.StopAsked(why, signum, grace_s, step))
 
     def _progressed(self, message: NodeProgress, now: float) -> None:

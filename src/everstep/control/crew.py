@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from everstep.control import procfs, robust, sockets
 from everstep.control.host import ProcessHandle
 from everstep.control.launch import Kind, Reaped, Spawner, SpawnRequest
@@ -233,7 +235,8 @@ class Crew:
         message = worker.error_message()
         code = worker.word(Word.EXIT_STATUS) - 1
         cause = ExitCause.ERROR if message else ExitCause.EXIT_CODE
-        return worker.ended(cause, at_ns, message or f"exit status {code}", status)
+        ended = worker.ended(cause, at_ns, message or f"exit status {code}", status)
+        return msgspec.structs.replace(ended, code=code, signal=None) if code >= 0 else ended
 
     def reaped(self, answer: Reaped, now_ns: int) -> None:
         worker = self.by_key.get(answer.key)

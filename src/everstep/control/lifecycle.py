@@ -76,7 +76,9 @@ def _reported(draft: Draft, report: NodeReport) -> None:
         draft.join(report)
         _collect_ends(draft, report)
         if job.stage in ENDED:
-            draft.direct(report.node, Action.LEAVE, reason="the job has ended", grace_s=job.spec.grace_s)
+            code = job.outcome.exit_code if job.outcome else 0
+            grace = job.spec.grace_s
+            draft.direct(report.node, Action.LEAVE, reason="the job has ended", grace_s=grace, exit_code=code)
         return
     if report.seq <= known.report.seq:
         return

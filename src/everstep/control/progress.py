@@ -6,12 +6,14 @@ Ages in a heartbeat become times on the controller's clock on arrival, so clocks
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from everstep.core.events import StepsSeen
 from everstep.core.types import NodeProgress, Phase, WorkerProgress
 
 RECORD_S = 1.0  # at most one StepsSeen in this time
-STOP_LEAD_S = 0.5  # a stop aligned to a step leaves the order this long to reach every worker
+STOP_LEAD_S = 1.0  # a stop aligned to a step leaves the order this long to reach every worker
+PACES = 64  # step times remembered; the quickest tells how far the workers may have come since they were heard
 
 
 class EpochProgress:
@@ -24,11 +26,13 @@ class EpochProgress:
         self.seen_s: dict[int, float] = {}
         self.step_at_s = 0.0  # when the slowest worker made its last step
         self.first_step_at_s = -1.0  # when the last worker made its first step
+        self.paces_s: deque[float] = deque(maxlen=PACES)
         self._recorded_s = -math.inf
-        self._recorded_step = 0
+        self._recorded = (0, 0)  # steps and finished saves
 
     def add(self, message: NodeProgress, now: float) -> None:
         for worker in message.workers:
+            self._pace(worker, now)
             self.workers[worker.rank] = worker
             self.seen_s[worker.rank] = now
         if not self.complete or self.step < 1:
@@ -52,23 +56,34 @@ class EpochProgress:
     def total_step(self) -> int:
         return min((w.total_step for w in self.workers.values()), default=-1) if self.complete else -1
 
-    def step_s(self) -> float:
-        """Mean duration of this epoch's steps so far, seconds; 0 before the second."""
-        steps = self.step - 1
-        return (self.step_at_s - self.first_step_at_s) / steps if steps > 0 else 0.0
+    @property
+    def saves(self) -> int:
+        """Saves finished by the worker that made most."""
+        return max((w.saves for w in self.workers.values()), default=0)
+
+    def _pace(self, worker: WorkerProgress, now: float) -> None:
+        """Mean duration of the steps since the worker was last heard, or since its first one."""
+        known = self.workers.get(worker.rank)
+        last_s = now - worker.step_age_s
+        if known is not None and known.step >= 1:
+            since_s, steps = self.seen_s[worker.rank] - known.step_age_s, worker.step - known.step
+        else:
+            since_s, steps = now - worker.first_step_age_s, worker.step - 1
+        if steps > 0 and last_s > since_s:
+            self.paces_s.append((last_s - since_s) / steps)
 
     def record(self, now: float) -> StepsSeen | None:
         """What the journal should know, when it is time for it: the first step at once, later once a second."""
-        if self.step == self._recorded_step:
+        if self.step == self._recorded[0]:
             return None
-        if self._recorded_step and now - self._recorded_s < RECORD_S:
+        if self._recorded[0] and now - self._recorded_s < RECORD_S:
             return None
-        self._recorded_s, self._recorded_step = now, self.step
+        self._recorded_s, self._recorded = now, (self.step, self.saves)
         return self.snapshot()
 
     def last(self) -> StepsSeen | None:
         """The final word on this epoch, if the journal lacks it."""
-        return self.snapshot() if self.step != self._recorded_step else None
+        return self.snapshot() if (self.step, self.saves) != self._recorded else None
 
     def snapshot(self) -> StepsSeen:
         workers = self.workers.values()
@@ -78,16 +93,23 @@ class EpochProgress:
             total_step=self.total_step,
             step_at_s=self.step_at_s,
             first_step_at_s=self.first_step_at_s,
-            saves=max((w.saves for w in workers), default=0),
+            saves=self.saves,
             saved_step=max((w.saved_step for w in workers), default=-1),
             rss_bytes=max((w.rss_bytes for w in workers), default=0),
         )
 
-    def common_stop_step(self) -> int:
-        """A step that every worker can still reach together, or 0: not in step, or not stepping now."""
-        steps = [w.step for w in self.workers.values()]
-        training = all(w.phase is Phase.TRAIN and not w.stopped for w in self.workers.values())
-        duration = self.step_s()
-        if not self.complete or min(steps) < 2 or max(steps) - min(steps) > 1 or not training or duration <= 0:
+    def common_stop_step(self, now: float) -> int:
+        """A step that every worker can still reach together, or 0: not in step, or not stepping yet.
+
+        Each was heard a while ago, another one at another time: where it may be by now is what counts.
+        """
+        workers = self.workers.values()
+        if not self.complete or self.step < 2 or not self.paces_s:
             return 0
-        return max(steps) + 1 + math.ceil(STOP_LEAD_S / duration)
+        if any(w.stopped or w.phase in (Phase.START, Phase.DONE) for w in workers):
+            return 0
+        pace_s = min(self.paces_s)
+        by_now = [w.step + (now - self.seen_s[w.rank] + w.step_age_s) / pace_s for w in workers]
+        if max(by_now) - min(by_now) > 2 + STOP_LEAD_S / pace_s:
+            return 0
+        return math.ceil(max(by_now) + STOP_LEAD_S / pace_s) + 1

@@ -20,6 +20,13 @@ def daemon() -> None:
     os.wait()
 
 
+def runs(pid: str) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
 def main() -> None:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         daemon()
@@ -30,7 +37,7 @@ def main() -> None:
             Path(f"daemon-{child.pid}").touch()
         Path(f"ready-{os.environ['RANK']}").touch()
         time.sleep(600)
-    alive = [path.name for path in Path().glob("daemon-*") if Path(f"/proc/{path.name.removeprefix('daemon-')}").exists()]
+    alive = [path.name for path in Path().glob("daemon-*") if runs(path.name.removeprefix("daemon-"))]
     Path(f"found-{os.environ['RANK']}").write_text(" ".join(alive))
 
 
