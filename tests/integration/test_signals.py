@@ -75,12 +75,14 @@ def test_workers_that_ignore_sigterm_die_with_agent_and_launcher(tmp_path: Path,
 # B2: grandchildren --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [(), ("--no-zygote",)], ids=["zygote", "plain"])
-def test_no_grandchild_survives_a_restart(tmp_path: Path, options: tuple[str, ...]) -> None:
-    with LocalRun(tmp_path, SCRIPTS / "daemons.py", *options) as run:
+@pytest.mark.parametrize("zygote", [True, False], ids=["zygote", "plain"])
+def test_no_grandchild_survives_a_restart(tmp_path: Path, zygote: bool) -> None:
+    """Under a zygote not even one whose environment was cleaned."""
+    options, args = ((), ("--clean",)) if zygote else (("--no-zygote",), ())
+    with LocalRun(tmp_path, SCRIPTS / "daemons.py", *options, args=args) as run:
         run.until(lambda: (tmp_path / "ready-0").exists())
         left = [int(path.name.removeprefix("daemon-")) for path in tmp_path.glob("daemon-*")]
-        assert len(left) == 3 and len(alive(left)) == 3
+        assert len(alive(left)) == (3 if zygote else 2)
         run.kill(rank=0)
         run.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))  # nor as zombies
         assert run.wait() == 0
@@ -101,6 +103,8 @@ def test_a_stop_of_the_process_group_saves_and_the_resumed_run_is_the_same(tmp_p
         run.signal_group(signal.SIGTERM)
         assert run.wait() == TERMINATED
         assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed], run.text()
+        assert [x.kind for x in run.events(e.IncidentOpened)] == ["stop"]
+        assert len(run.events(e.ControllerStarted)) == 1
     first = losses(stopped, 0)
     assert 3 <= len(first) < 60
     with ExitStack() as stack:

@@ -110,6 +110,7 @@ class Launcher:
         while not self.ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), 0.2)
+            self._reap_strays()
             if narrator:
                 narrator.catch_up()
         await self._close()
@@ -243,6 +244,22 @@ class Launcher:
             task.cancel()
         for node in self.agents:
             await asyncio.to_thread(sweep.purge, self.job, node, ())
+        self._reap_strays()
+
+    def _reap_strays(self) -> None:
+        """Orphans of a dead agent, or of a worker without a zygote, came to us: nobody else can reap them."""
+        ours = {process.pid for process in (self.controller, *self.agents.values()) if process is not None}
+        while (found := _next_dead()) and found not in ours:  # ours are left to those who wait for them
+            os.waitpid(found, 0)
+
+
+def _next_dead() -> int:
+    """A child that has ended and is not reaped yet; 0: there is none."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return found.si_pid if found else 0
 
 
 async def _ask_job(config: RunConfig, seat: Seat) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,8 @@ def status(run: Path = LATEST) -> int:
         raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed, or start a job first")
     summary = summarize(read(journal))
     live = None if summary.ended else asyncio.run(_ask(run))
+    if live is not None:  # the journal's newest entry may be old
+        summary.wall_s = max(summary.wall_s, time.time() - summary.submitted_wall_s)
     print(render_status(summary, live))
     return 0
 

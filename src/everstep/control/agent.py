@@ -159,8 +159,7 @@ class Agent:
         self.feed(n.WorkerFailed(self.node.report.epoch, local_rank, exit))
 
     def _gone(self, local_rank: int, exit: Exit) -> None:
-        self._heartbeat()  # its last steps and saves belong to the record, and its end may end the job
-        self._heartbeat()  # its last steps
+        self._heartbeat()  # its last steps and saves: its end may end the job
         self.feed(n.WorkerGone(self.node.report.epoch, local_rank, exit))
 
     def _cut(self, crew: Crew, local_ranks: tuple[int, ...]) -> None:

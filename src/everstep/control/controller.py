@@ -37,6 +37,7 @@ from everstep.core.clock import Clock, SystemClock
 from everstep.core.config import RunConfig, job_spec
 from everstep.core.errors import ExitCode
 from everstep.core.types import Activity, Directive, NodeLoss, NodeProgress, NodeReport, StacksAsked, StacksTaken
+from everstep.detect import fallback
 
 TICK_S = 0.1
 RESEND_S = 1.0  # a directive that is not followed is repeated this often
@@ -58,6 +59,7 @@ class Controller:
         self.resent_s: dict[str, float] = {}
         self.progress = EpochProgress(0, 0)
         self.recovery = Recovery()
+        self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
         self.watch = HangWatch(config)
         self.events: deque[e.Input] = deque()
@@ -74,6 +76,8 @@ class Controller:
         term = 1
         for entry in read(self.run_dir / "journal.jsonl"):
             self.recovery.saw(entry.event, entry.t_s)
+            if isinstance(entry.event, e.StepsSeen):
+                self.counted, _ = fallback.compare(self.counted, entry.event, loads=1)
             if isinstance(entry.event, e.Input):
                 self.job, _ = lifecycle.step(self.job, entry.event, entry.t_s)
             if isinstance(entry.event, e.ControllerStarted):
@@ -122,6 +126,10 @@ class Controller:
             self.record(closed, now)
         if isinstance(record, e.IncidentOpened):
             self._opened(record, now)
+        elif isinstance(record, e.StepsSeen):
+            self._compare(record, now)
+        elif isinstance(record, e.WorkerEnded):
+            self.counted = fallback.saw_end(self.counted, record.exit)
         elif isinstance(record, e.NodeLost) and record.node in self.links:
             self.links[record.node].close("this node was lost to the job")
 
@@ -236,6 +244,13 @@ class Controller:
             self.record(seen, now)
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
+
+    def _compare(self, seen: e.StepsSeen, now: float) -> None:
+        """A step counter that fell back after a restart is told at once."""
+        loads = max(w.loads for w in self.progress.workers.values())
+        self.counted, fell = fallback.compare(self.counted, seen, loads)
+        if fell is not None:
+            self.record(fell.alert(), now)
 
     def _judge(self, outcome: Outcome) -> None:
         if outcome.suspect:

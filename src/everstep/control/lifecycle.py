@@ -194,7 +194,8 @@ def _check_epoch(draft: Draft) -> None:
         _evict(draft, cut=True)
     elif failed:
         blames = [Blame(w.rank, w.node, w.exit.cause.value, w.exit.message) for w in failed]
-        draft.open_incident("crash", blames, blames[0].detail or blames[0].cause, counts=True)
+        first = blames[0]
+        draft.open_incident("crash", blames, f"rank {first.rank} on {first.node}: {first.detail}", counts=True)
         _evict(draft, cut=True)
     elif len(job.ended) == plan.world_size and not stopped and all(n is None or n.stopped(plan.epoch) for n in nodes):
         _complete(draft)

@@ -30,6 +30,11 @@ class Recovery:
         match record:
             case e.IncidentOpened(incident):
                 self.open[incident] = Open(incident, now, self.step_at_s, self.best_total_step)
+            case e.WorkerEnded(_, _, exit):
+                self.best_total_step = max(self.best_total_step, exit.total_step)
+                for item in self.open.values():
+                    if not item.settled_s:  # the heartbeats before a fault miss its last steps
+                        item.last_total_step = max(item.last_total_step, exit.total_step)
             case e.StageChanged(_, "re-forming"):
                 self._stamp("settled_s", now)
             case e.StageChanged(_, "running"):

@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from everstep.core.events import Alert, StepsSeen
+from everstep.core.types import Exit
 
 WORTH_STEPS = 2  # an attempt that made fewer steps had nothing to lose
 
@@ -37,6 +38,14 @@ class Counted(msgspec.Struct, frozen=True):
     epoch: int = 0  # the last one that made a step
     best_total: int = -1  # the optimizer's own count, -1: unknown
     best_step: int = 0  # within one attempt
+
+
+def saw_end(counted: Counted, exit: Exit) -> Counted:
+    """A worker's end tells its last step, which the progress before it may have missed."""
+    if counted.epoch == 0:
+        return counted
+    best_total, best_step = max(counted.best_total, exit.total_step), max(counted.best_step, exit.step)
+    return msgspec.structs.replace(counted, best_total=best_total, best_step=best_step)
 
 
 def compare(counted: Counted, seen: StepsSeen, loads: int) -> tuple[Counted, FellBack | None]:

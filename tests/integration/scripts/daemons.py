@@ -31,9 +31,8 @@ def main() -> None:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         daemon()
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        inheriting = subprocess.Popen(command, start_new_session=True)
-        clean = subprocess.Popen(command, start_new_session=True, env={})
-        for child in (inheriting, clean):
+        for env in (None, {}) if "--clean" in sys.argv else (None,):
+            child = subprocess.Popen(command, start_new_session=True, env=env)
             Path(f"daemon-{child.pid}").touch()
         Path(f"ready-{os.environ['RANK']}").touch()
         time.sleep(600)

@@ -1,0 +1,23 @@
+"""In the first attempt rank 1 never comes to the process group; rank 0 waits for it there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def main() -> None:
+    rank = os.environ["RANK"]
+    if os.environ["EVERSTEP_EPOCH"] == "1":
+        Path(f"waiting-{rank}").touch()
+        if rank == "1":
+            time.sleep(600)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
