@@ -169,5 +169,3 @@ def test_all_stop_at_the_same_step_with_one_checkpoint(tmp_path: Path) -> None:
 def stop_steps(run: LocalRun) -> list[int]:
     """The step at which each rank said it stops."""
     return [int(line.split()[-1]) for line in run.text().splitlines() if " stops at step " in line]
-
-

@@ -1,4 +1,4 @@
-"""Forming an epoch: after every kind of end, with several jobs at once, over several hosts, while members come and go."""
+"""Forming an epoch: after each kind of end, with several jobs at once, over several hosts, as members come and go."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_twenty_restarts_each_form_at_once_with_a_store_of_their_own(tmp_path: P
         took = machinery(run)
         print(f"incident to running: median {statistics.median(took):.3f} s, longest {max(took):.3f} s")
         assert len(took) == RESTARTS and max(took) < 1.0, took
-        causes = [next(x for x in run.events(e.IncidentUpdated) if x.incident == f"I{n:03d}").culprits for n in (1, 2, 3)]
-        assert [b[0].cause for b in causes] == ["signal", "error", "exit-code"]
-        assert [b[0].rank for b in causes] == [0, 1, 0]
+        first = {x.incident: x.culprits[0] for x in run.events(e.IncidentUpdated)}
+        assert [first[f"I{n:03d}"].cause for n in (1, 2, 3)] == ["signal", "error", "exit-code"]
+        assert [first[f"I{n:03d}"].rank for n in (1, 2, 3)] == [0, 1, 0]
 
 
 def machinery(run: LocalRun) -> list[float]:
@@ -187,8 +187,8 @@ def test_the_controller_may_be_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_an_agent_lost_before_the_first_exchange_is_dropped_at_once(tmp_path: Path, signum: signal.Signals) -> None:
     """Its peer waits in init_process_group, for minutes if nobody woke it."""
-    options = ("--local-nodes", "2", "--nnodes", "1:2", "--set", "control.lease_s=2", "--set", "control.stop_margin_s=1")
-    with LocalRun(tmp_path, SCRIPTS / "late.py", *options) as run:
+    quick = ("--set", "control.lease_s=2", "--set", "control.stop_margin_s=1")
+    with LocalRun(tmp_path, SCRIPTS / "late.py", "--local-nodes", "2", "--nnodes", "1:2", *quick) as run:
         run.until(lambda: (tmp_path / "waiting-0").exists() and (tmp_path / "waiting-1").exists())
         late = run.plan().members[1].node
         began = time.monotonic()

@@ -23,7 +23,7 @@ import msgspec
 
 from everstep.control import lifecycle
 from everstep.control.evidence import Evidence
-from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note
+from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
@@ -36,7 +36,16 @@ from everstep.core import wire
 from everstep.core.clock import Clock, SystemClock
 from everstep.core.config import RunConfig, job_spec
 from everstep.core.errors import ExitCode
-from everstep.core.types import Activity, Directive, NodeLoss, NodeProgress, NodeReport, StacksAsked, StacksTaken
+from everstep.core.types import (
+    Action,
+    Activity,
+    Directive,
+    NodeLoss,
+    NodeProgress,
+    NodeReport,
+    StacksAsked,
+    StacksTaken,
+)
 from everstep.detect import fallback
 
 TICK_S = 0.1
@@ -64,6 +73,7 @@ class Controller:
         self.watch = HangWatch(config)
         self.events: deque[e.Input] = deque()
         self.told: tuple[str, float] | None = None  # incident, and the first sign of it
+        self.stop_step = 0  # at which a planned end of this epoch stops every worker; 0: none
         self.ended = asyncio.Event()
         self.broken: BaseException | None = None
         self.deserted = asyncio.Event()  # no agent is linked
@@ -114,7 +124,7 @@ class Controller:
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
             case Direct(node, directive):
-                self._send(node, directive)
+                self._send(node, self._aligned(directive))
             case Note(record):
                 self.record(record, now)
 
@@ -147,7 +157,16 @@ class Controller:
                 local = (culprit.rank - member.first_rank,)
                 self._send(culprit.node, StacksAsked(incident.incident, plan.epoch, local))
 
+    def _aligned(self, directive: Directive) -> Directive:
+        """A planned end of the epoch (a node leaves, one joins) reaches every worker at the same step."""
+        planned = self.job.stage is Stage.EVICTING and directive.action is Action.STOP and not directive.cut
+        if not planned or directive.epoch != self.job.epoch:
+            return directive
+        self.stop_step = self.stop_step or self.progress.common_stop_step(self.clock.now())
+        return msgspec.structs.replace(directive, stop_at_step=self.stop_step)
+
     def _new_epoch(self) -> None:
+        self.stop_step = 0
         plan = self.job.plan
         self.progress = EpochProgress(self.job.epoch, plan.world_size if plan else 0)
         self.watch.new_epoch(plan)

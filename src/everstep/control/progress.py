@@ -12,7 +12,7 @@ from everstep.core.events import StepsSeen
 from everstep.core.types import NodeProgress, Phase, WorkerProgress
 
 RECORD_S = 1.0  # at most one StepsSeen in this time
-STOP_LEAD_S = 1.0  # a stop aligned to a step leaves the order this long to reach every worker
+STOP_LEAD_S = 0.3  # a stop aligned to a step leaves the order this long to reach every worker
 PACES = 64  # step times remembered; the quickest tells how far the workers may have come since they were heard
 
 
