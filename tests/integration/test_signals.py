@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everstep.control import procfs
+from everstep.control.agent import LEAVE_SIGNAL
 from everstep.core import events as e
 from everstep.testing.local import LocalRun
 
@@ -35,12 +37,15 @@ def gone_after(run: LocalRun, pids: list[int]) -> float:
     return time.monotonic() - began
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def losses(folder: Path, rank: int) -> dict[int, float]:
     """Step -> loss; redone steps must have given the same."""
     found: dict[int, float] = {}
-    for line in (folder / f"losses-{rank}.jsonl").read_text().splitlines():
-        step, loss = json.loads(line)["step"], json.loads(line)["loss"]
-        assert found.setdefault(step, loss) == loss, f"step {step} of rank {rank} differs when redone"
+    for line in lines(folder / f"losses-{rank}.jsonl"):
+        assert found.setdefault(line["step"], line["loss"]) == line["loss"], f"{line} differs when redone"
     return found
 
 
@@ -128,7 +133,7 @@ def test_a_stop_in_any_phase_ends_within_the_grace(tmp_path: Path) -> None:
             (tmp_path / where).mkdir()
             run = LocalRun(tmp_path / where, SCRIPTS / "stall.py", "--grace", str(seconds), args=(where,))
             jobs[where] = stack.enter_context(run)
-        for where, run in jobs.items():
+        for run in jobs.values():
             run.until((run.directory / "busy").exists)
             run.signal(signal.SIGTERM)
         for where, run in jobs.items():
@@ -160,10 +165,24 @@ def test_all_stop_at_the_same_step_with_one_checkpoint(tmp_path: Path) -> None:
             run.signal(signal.SIGTERM) if number % 2 else run.kill(rank=number // 2, signum=signal.SIGTERM)
         for run in jobs:
             assert run.wait() == TERMINATED, run.text()
-            steps = stop_steps(run)
-            assert len(steps) == 2 and len(set(steps)) == 1, run.text()
+            (asked,) = run.events(e.StopAsked)
+            assert asked.stop_at_step > 0 and stop_steps(run) == [asked.stop_at_step] * 2, run.text()
             assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed]
             assert (run.directory / "checkpoint.pt").exists()
+
+
+def test_a_node_that_leaves_interrupts_all_at_the_same_step(tmp_path: Path) -> None:
+    options = ("--local-nodes", "2", "--nnodes", "1:2")
+    args = ("--steps", "100000", "--save-every", "100000", "--pace", "0.01")
+    with LocalRun(tmp_path, TRAIN, *options, args=args) as run:
+        run.until_step(10)
+        run.kill_agent("node1", LEAVE_SIGNAL)
+        run.until_step(2, epoch=2)
+        assert [x.kind for x in run.events(e.IncidentOpened)] == ["drain"]
+        before = stop_steps(run)
+        assert len(before) == 2 and len(set(before)) == 1
+        assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed]
+        assert lines(tmp_path / "losses-0.jsonl")[before[0]]["step"] == before[0] + 1, "it goes on from the save"
 
 
 def stop_steps(run: LocalRun) -> list[int]:

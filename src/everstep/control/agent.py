@@ -156,6 +156,7 @@ class Agent:
         self.feed(n.StoreOpened(self.listener.getsockname()[1]))
 
     def _failed(self, local_rank: int, exit: Exit) -> None:
+        self._heartbeat()  # the last steps before the fault, to the millisecond
         self.feed(n.WorkerFailed(self.node.report.epoch, local_rank, exit))
 
     def _gone(self, local_rank: int, exit: Exit) -> None:

@@ -27,6 +27,7 @@ from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stag
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
+from everstep.control.replay import replay
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
@@ -83,19 +84,19 @@ class Controller:
 
     def _begin(self) -> None:
         """Replay an earlier life's journal, or begin the first."""
-        term = 1
-        for entry in read(self.run_dir / "journal.jsonl"):
+        entries = list(read(self.run_dir / "journal.jsonl"))
+        for entry in entries:
             self.recovery.saw(entry.event, entry.t_s)
             if isinstance(entry.event, e.StepsSeen):
                 self.counted, _ = fallback.compare(self.counted, entry.event, loads=1)
-            if isinstance(entry.event, e.Input):
-                self.job, _ = lifecycle.step(self.job, entry.event, entry.t_s)
-            if isinstance(entry.event, e.ControllerStarted):
-                term = entry.event.term + 1
-        if term == 1:
-            self.feed(e.JobSubmitted(self.spec))
-        self.feed(e.ControllerStarted(term))
+        replayed = replay(self.spec, entries)
+        self.job = replayed.job
         self._new_epoch()
+        for record in replayed.missing:
+            self.record(record, self.clock.now())
+        if not replayed.term:
+            self.feed(e.JobSubmitted(self.spec))
+        self.feed(e.ControllerStarted(replayed.term + 1))
 
     def feed(self, event: e.Input) -> None:
         """One event through the machine. Events that its commands cause wait until all commands are carried out."""
