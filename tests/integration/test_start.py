@@ -179,6 +179,10 @@ def test_the_controller_may_be_killed(tmp_path: Path) -> None:
         run.kill(rank=1)
         run.until_step(3, epoch=2)
         assert run.events(e.IncidentClosed)[-1].outcome == "recovered"
+        run.kill_controller()  # and both at once
+        run.kill(rank=0)
+        run.until_step(3, epoch=3)
+        assert run.events(e.ControllerStarted)[-1].term == 3
 
 
 # A13: dying at a bad moment -----------------------------------------------------------------------------

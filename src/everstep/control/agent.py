@@ -272,6 +272,8 @@ class Agent:
         if self.crew is not None:
             for worker in self.crew.look():
                 self.feed(n.TermSeen(self.node.report.epoch, worker.local_rank))
+            if self.crew.just_stepped():
+                self._heartbeat()  # the first step ends an incident: it is told at once
 
     def _tick(self) -> None:
         now_ns = time.monotonic_ns()

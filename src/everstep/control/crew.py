@@ -180,6 +180,7 @@ class Crew:
         self.oom_before = oom.count()
         self.on_failed = on_failed
         self.on_gone = on_gone
+        self.stepped = False  # the first step of all was told
         self.workers: dict[int, Worker] = {}
         self.by_key: dict[int, Worker] = {}
         for local_rank, request in requests:
@@ -220,6 +221,13 @@ class Crew:
                 worker.term_told = True
                 asked.append(worker)
         return asked
+
+    def just_stepped(self) -> bool:
+        """True once: when every worker has made its first step."""
+        if self.stepped or not all(w.word(Word.FIRST_STEP_NS) for w in self.workers.values()):
+            return False
+        self.stepped = True
+        return True
 
     def lingering(self) -> list[Worker]:
         """Whose script ended well while their process is still there. Its exit handlers, its threads and its
