@@ -109,7 +109,7 @@ class EpochProgress:
         if any(w.stopped or w.phase in (Phase.START, Phase.DONE) for w in workers):
             return 0
         pace_s = min(self.paces_s)
-        by_now = [w.step + (now - self.seen_s[w.rank] + w.step_age_s) / pace_s for w in workers]
+        by_now = [w.step + (now - self.seen_s[w.rank]) / pace_s for w in workers]
         if max(by_now) - min(by_now) > 2 + STOP_LEAD_S / pace_s:
             return 0
         return math.ceil(max(by_now) + STOP_LEAD_S / pace_s) + 1
