@@ -75,7 +75,8 @@ def plot(entries: Iterable[e.Entry], rows: Sequence[Row], out: Path, title: str 
         raise UsageError('pictures need matplotlib: pip install "everstep[plot]"') from error
     kept = list(entries)
     summary = summarize(kept)
-    segments = _segments([_at(row, summary) for row in rows] if rows else _journal_points(kept, summary))
+    points = [_at(row, summary) for row in rows] if rows else _journal_points(kept, summary)
+    segments = _segments(points, [incident.opened_s for incident in summary.incidents if incident.downtime_s >= 0])
     end = max([summary.wall_s, *(point.at_s for segment in segments for point in segment)])
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, 8), layout="constrained")
@@ -110,11 +111,13 @@ def _journal_points(entries: Sequence[e.Entry], summary: Summary) -> list[Point]
     return [Point(x.step_at_s - began, first.get(x.epoch, 1) - 1 + x.step, math.nan) for x in seen]
 
 
-def _segments(points: Sequence[Point]) -> list[list[Point]]:
-    """Cut where the step does not advance: there a restart fell back to an older one."""
+def _segments(points: Sequence[Point], cuts: Sequence[float]) -> list[list[Point]]:
+    """Cut where the step does not advance (a restart fell back to an older one), and at `cuts`: a log that its
+    script truncates when it resumes shows nothing of the restart."""
     segments: list[list[Point]] = []
     for point in points:
-        if not segments or point.step <= segments[-1][-1].step or point.at_s < segments[-1][-1].at_s:
+        last = segments[-1][-1] if segments else None
+        if last is None or point.step <= last.step or any(last.at_s <= cut < point.at_s for cut in cuts):
             segments.append([])
         segments[-1].append(point)
     return segments
@@ -144,6 +147,8 @@ def _draw_step_times(axes: Any, segments: Sequence[Sequence[Point]]) -> None:
     low, high = min(durations), max(durations)
     if high > 5 * low:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}" if high < 20 * low else "")
         axes.set_ylim(low / 1.5, high * 1.5)
     else:
         axes.set_ylim(0, high * 1.25)
@@ -204,4 +209,4 @@ def _title(summary: Summary) -> str:
     count = len(summary.incidents)
     if count:
         parts.append(f"{count} incident{'s' if count > 1 else ''}, {duration(summary.downtime_s)} without a step")
-    return f"{summary.job}: {', '.join(parts)}, ETTR {summary.ettr:.1%}"
+    return f"{summary.job}\n{', '.join(parts)}, ETTR {summary.ettr:.1%}"
