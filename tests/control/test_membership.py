@@ -25,6 +25,13 @@ def seats(members: tuple[Member, ...]) -> str:
     return " ".join(f"{m.node}:{m.first_rank}" for m in members)
 
 
+def test_a_first_epoch_follows_the_ranks_that_were_asked_for() -> None:
+    late = NodeReport("b", "ib", 1, 0.0, 1, "127.0.0.3", 2, node_rank=1)
+    plan = membership.deal(1, (), [late, NodeReport("x", "ix", 1, 0.0, 1, "127.0.0.4", 3),
+                                   NodeReport("a", "ia", 1, 0.0, 1, "127.0.0.2", 1, node_rank=0)], 3, 0)  # fmt: skip
+    assert [m.node for m in plan.members] == ["a", "b", "x"]
+
+
 def test_first_epoch_is_dealt_in_order_of_arrival() -> None:
     plan = membership.deal(1, (), reports("n3 n1 n2"), 4, 0)
     assert seats(plan.members) == "n3:0 n1:2 n2:4"

@@ -168,6 +168,7 @@ class Launcher:
         options = AgentOptions(
             node=node,
             incarnation=secrets.token_hex(8),
+            node_rank=self._node_rank(node),
             address=address,
             host=self.host,
             port=self.port,
@@ -188,6 +189,11 @@ class Launcher:
             stdin=asyncio.subprocess.DEVNULL,
         )
         (self.run_dir / f"agent-{node}.pid").write_text(str(self.agents[node].pid))
+
+    def _node_rank(self, node: str) -> int:
+        """Local nodes in their order; on several hosts what --node-rank says."""
+        names = [name for name, _ in self.seat.nodes]
+        return self.config.nodes.node_rank if len(names) == 1 else names.index(node)
 
     def _log_dir(self, node: str) -> Path:
         base = (

@@ -66,6 +66,7 @@ class Agent:
                 sent_s=time.monotonic(),
                 slots=options.slots,
                 address=options.address,
+                node_rank=options.node_rank,
                 store_port=self.listener.getsockname()[1],
                 versions=self.place.versions(),
             ),

@@ -1,11 +1,12 @@
 """Who is in the next epoch, and with which ranks: pure functions over the nodes that are there.
 
-The rules: former members come before newcomers, newcomers in the order they came; a node keeps its group
-rank where it can, so a replacement takes the leaver's place and nobody else's ranks move.
+The rules: former members come before newcomers, newcomers by the rank they asked for, then as they came. A node
+keeps its group rank where it can, so a replacement takes the leaver's place and nobody else's ranks move.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -15,10 +16,14 @@ TOGETHER = 10  # nodes that share an epoch bear this many times the silence that
 
 
 def choose(previous: Sequence[Member], present: Sequence[NodeReport], max_nodes: int) -> list[NodeReport]:
-    """At most `max_nodes` of `present` (given in order of arrival): former members first."""
+    """At most `max_nodes` of `present` (given in order of arrival): former members first, then who asked for a rank."""
     former = {m.node: m.group_rank for m in previous}
-    ordered = sorted(present, key=lambda r: former.get(r.node, len(former)))
-    return ordered[:max_nodes]
+
+    def turn(report: NodeReport) -> tuple[float, float]:
+        asked = report.node_rank if report.node_rank >= 0 else math.inf
+        return former.get(report.node, len(former)), asked
+
+    return sorted(present, key=turn)[:max_nodes]
 
 
 def seat(previous: Sequence[Member], chosen: Sequence[NodeReport]) -> tuple[Member, ...]:

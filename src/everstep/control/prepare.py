@@ -24,6 +24,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     node: str
     incarnation: str  # random, one per agent process
     address: str
+    node_rank: int  # the group rank it would like, -1: any
     host: str  # of the controller
     port: int
     job: str

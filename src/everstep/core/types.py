@@ -87,6 +87,7 @@ class NodeReport(msgspec.Struct, frozen=True, tag=True):
     activity: Activity = Activity.IDLE
     workers: tuple[WorkerReport, ...] = ()
     versions: dict[str, str] = {}
+    node_rank: int = -1  # the group rank it would like in its first epoch (torchrun's --node-rank); -1: any
     leaving: bool = False  # the agent was asked (SIGTERM, drain) to give its node up
 
 
