@@ -87,8 +87,21 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the `everstep` program calls; its return value is the exit status."""
+    _open_standard_streams()
     try:
         return int(dispatch(list(sys.argv[1:] if arguments is None else arguments)))
     except EverstepError as error:
         print(f"everstep: error: {error}", file=sys.stderr)
         return int(error.code)
+
+
+def _open_standard_streams() -> None:
+    """Descriptors 0, 1 and 2 exist: else the next files opened get these numbers, and are written to as a console."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(fd, True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - open for good
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115

@@ -70,6 +70,9 @@ class Narrator:
         self.catch_up()
         summary = summarize(read(self.journal))
         text = render(summary)
-        (self.run_dir / "summary.txt").write_text(text, encoding="utf-8")
         print(text, file=sys.stderr, flush=True)
+        try:
+            (self.run_dir / "summary.txt").write_text(text, encoding="utf-8")
+        except OSError as error:
+            self.say(f"no summary.txt: {error.strerror}")
         self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")

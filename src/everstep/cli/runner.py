@@ -24,13 +24,15 @@ import msgspec
 from everstep.cli.narrate import Narrator
 from everstep.cli.seat import Seat, num_slots, take_seat
 from everstep.control import sweep
+from everstep.control.output import Console
 from everstep.control.prepare import AgentOptions
 from everstep.control.tls import client_context
 from everstep.control.token import create_token, read_token
 from everstep.control.transport import connect
+from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.core import wire
 from everstep.core.config import RunConfig
-from everstep.core.errors import ExitCode, Unreachable
+from everstep.core.errors import ExitCode, Unreachable, UsageError
 
 BROKEN = (ExitCode.NODE_LOST, ExitCode.INTERNAL)  # an agent that exits so is worth another try
 AGENT_LIVES = 16  # of one node; a node that dies more often is broken
@@ -42,8 +44,17 @@ PR_SET_PDEATHSIG = 1
 def run(config: RunConfig) -> int:
     """Run the job to its end, or this host's part in it; returns the exit code (see core.errors)."""
     seat = take_seat(config)
-    launcher = Launcher.hosting(config, seat) if seat.listener else Launcher.joining(config, seat)
-    return asyncio.run(launcher.run())
+    try:
+        launcher = Launcher.hosting(config, seat) if seat.listener else Launcher.joining(config, seat)
+    except OSError as error:
+        raise UsageError(f"no run folder in {config.logs.run_dir} (--run-dir): {error.strerror}") from error
+    console, before = Console(), sys.stderr
+    speak_through(console)
+    try:
+        return asyncio.run(launcher.run())
+    finally:
+        sys.stderr = before
+        console.close(PATIENCE_S)
 
 
 class Launcher:
@@ -62,6 +73,8 @@ class Launcher:
         self.agents: dict[str, asyncio.subprocess.Process] = {}
         self.incarnations: dict[str, str] = {}
         self.stops = 0
+        self.slots = num_slots(config.nodes.nproc_per_node)
+        self.broken_nodes: set[str] = set()  # whose agents died AGENT_LIVES times
         self.ending = asyncio.Event()
         self.exit_code = int(ExitCode.INTERNAL)
         self.minders: set[asyncio.Task[None]] = set()
@@ -80,10 +93,7 @@ class Launcher:
         where = {"host": launcher.host, "port": launcher.port, "job": job, "token_file": str(launcher.token_file)}
         where["tls_cert"] = config.control.tls_cert and str(Path(config.control.tls_cert).absolute())
         (launcher.run_dir / "controller.json").write_bytes(msgspec.json.encode(where))
-        latest = launcher.run_dir.parent / "latest"
-        temporary = latest.with_name(f".latest-{job}")
-        temporary.symlink_to(job)
-        temporary.replace(latest)
+        _point_to(launcher.run_dir)
         return launcher
 
     @classmethod
@@ -142,7 +152,7 @@ class Launcher:
             pass_fds=[fd],
             preexec_fn=_die_with_parent,
         )
-        (self.run_dir / "controller.pid").write_text(str(self.controller.pid))
+        self._keep("controller.pid", str(self.controller.pid))
 
     async def _mind_controller(self) -> None:
         deaths: list[float] = []
@@ -173,7 +183,7 @@ class Launcher:
             host=self.host,
             port=self.port,
             job=self.job,
-            slots=num_slots(self.config.nodes.nproc_per_node),
+            slots=self.slots,
             log_dir=str(self._log_dir(node)),
             token_file=str(self.token_file),
             launcher_pid=os.getpid(),
@@ -181,14 +191,23 @@ class Launcher:
             config=self.config,
         )
         self.incarnations[node] = options.incarnation
-        file = self.run_dir / f"agent-{node}.json"
-        file.write_bytes(msgspec.json.encode(options))
-        self.agents[node] = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "everstep.control.agent", str(file)),
-            preexec_fn=_die_with_parent,
-            stdin=asyncio.subprocess.DEVNULL,
-        )
-        (self.run_dir / f"agent-{node}.pid").write_text(str(self.agents[node].pid))
+        with open(os.memfd_create("everstep-agent"), "wb") as file:  # needs no room on a disk
+            file.write(msgspec.json.encode(options))
+            file.flush()
+            self.agents[node] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "everstep.control.agent", f"/proc/self/fd/{file.fileno()}"),
+                pass_fds=[file.fileno()],
+                preexec_fn=_die_with_parent,
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        self._keep(f"agent-{node}.pid", str(self.agents[node].pid))
+
+    def _keep(self, name: str, text: str) -> None:
+        """For people and tools: a full disk must not end the job for it."""
+        try:
+            (self.run_dir / name).write_text(text)
+        except OSError as error:
+            print(f"everstep: {self.run_dir / name}: {error.strerror}", file=sys.stderr)
 
     def _node_rank(self, node: str) -> int:
         """Local nodes in their order; on several hosts what --node-rank says."""
@@ -212,7 +231,13 @@ class Launcher:
                 break
             print(f"everstep: the agent of {node} died ({_words(status)}); starting it again", file=sys.stderr)
             await self._start_agent(node, address)
-        if self.listener is None:
+        else:
+            print(f"everstep: the agent of {node} dies again and again; giving up", file=sys.stderr)
+            self.broken_nodes.add(node)
+        if self.broken_nodes == {name for name, _ in self.seat.nodes}:  # what breaks all of ours is not a node's fault
+            self.exit_code = int(ExitCode.INTERNAL)
+            self.ending.set()
+        elif self.listener is None:
             self.exit_code = self.agents[node].returncode or 0
             self.ending.set()
 
@@ -237,6 +262,19 @@ class Launcher:
         said = f"stopping, at most {grace:.0f} s" if self.stops == 1 else "stopping at once"
         print(f"everstep: {signum.name}: {said}", file=sys.stderr)
         self._mind(self._tell(wire.StopRequest(f"{signum.name} to the launcher", int(signum), grace)))
+        self._mind(self._insist(signum, grace))
+
+    async def _insist(self, signum: signal.Signals, grace_s: float) -> None:
+        """A controller that cannot stop the job (no room for its journal, say) does not keep it alive for ever."""
+        await asyncio.sleep(
+            2 * (grace_s + self.config.control.stop_margin_s)
+        )  # to end the job; to see the agents leave
+        print(
+            f"everstep: the controller did not stop the job after {signum.name}; ending it here",
+            file=sys.stderr,
+        )
+        self.exit_code = 128 + signum
+        self.ending.set()
 
     async def _close(self) -> None:
         """The controller is gone; its agents were told to leave. Whoever stays is not needed any more."""
@@ -248,6 +286,9 @@ class Launcher:
                     process.kill()
         for task in list(self.minders):
             task.cancel()
+        if self.controller is not None and self.controller.returncode is None:  # it could not end the job
+            self.controller.kill()
+            await self.controller.wait()
         for node in self.agents:
             await asyncio.to_thread(sweep.purge, self.job, node, ())
         self._reap_strays()
@@ -266,6 +307,18 @@ def _next_dead() -> int:
     except ChildProcessError:
         return 0
     return found.si_pid if found else 0
+
+
+def _point_to(run_dir: Path) -> None:
+    """`latest` names the newest run."""
+    latest = run_dir.parent / "latest"
+    temporary = latest.with_name(f".latest-{run_dir.name}")
+    temporary.symlink_to(run_dir.name)
+    try:
+        temporary.replace(latest)
+    except IsADirectoryError:
+        temporary.unlink()
+        print(f"everstep: note: {latest} is a folder and not a link to the newest run; it stays", file=sys.stderr)
 
 
 async def _ask_job(config: RunConfig, seat: Seat) -> str:

@@ -34,6 +34,7 @@ from everstep.control.stacks import take_stacks
 from everstep.control.tls import client_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, backoff, connect
+from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.core import wire
 from everstep.core.errors import EverstepError, ExitCode, Unreachable
 from everstep.core.types import Directive, Exit, NodeProgress, NodeReport, StacksAsked
@@ -51,7 +52,7 @@ PR_SET_PDEATHSIG = 1
 class Agent:
     """One agent process. `run()` returns the process's exit code."""
 
-    def __init__(self, options: AgentOptions, token: bytes) -> None:
+    def __init__(self, options: AgentOptions, token: bytes, console: Console) -> None:
         self.options = options
         self.config = options.config
         self.token = token
@@ -75,7 +76,7 @@ class Agent:
         )
         self.oom = OomWatch()
         self.spawner: Spawner = self._make_spawner()
-        self.tail = Tail(Console())
+        self.tail = Tail(console)
         self.crew: Crew | None = None
         self.link: Link | None = None
         self.events: deque[n.NodeEvent] = deque()
@@ -139,7 +140,12 @@ class Agent:
     def _launch(self, epoch: int) -> None:
         plan = self.node.plan
         assert plan is not None
-        requests = [(rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in range(self.options.slots)]
+        try:
+            ranks = range(self.options.slots)
+            requests = [(rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in ranks]
+        except OSError as error:
+            self._give_up(f"{self.options.node} has no place for its logs: {error}")
+            return
         for local_rank, request in requests:
             for path, fd in self.place.console(request, local_rank):
                 rank = plan.rank(self.options.node, local_rank)
@@ -211,7 +217,10 @@ class Agent:
 
     def _zygote_lost(self, why: str) -> None:
         """Its workers died with it. Give the node up: a fresh agent has a fresh zygote."""
-        print(f"everstep: the zygote of {self.options.node} is lost: {why}", file=sys.stderr)
+        self._give_up(f"the zygote of {self.options.node} is lost: {why}")
+
+    def _give_up(self, why: str) -> None:
+        print(f"everstep: {why}", file=sys.stderr)
         self.exit_code = int(ExitCode.NODE_LOST)
         self.quitting.set()
 
@@ -296,6 +305,11 @@ class Agent:
             signal.signal(signal.Signals[name], signal.SIG_IGN)  # sent to everybody: the launcher stops the job
         loop.add_signal_handler(LEAVE_SIGNAL, lambda: self.feed(n.LeaveAsked()))
         self._purge()  # an earlier agent of this name may have left something
+        try:
+            self.place.check_logs()
+        except OSError as error:
+            self._give_up(f"{self.options.node} has no place for its logs: {error}")
+            return self.exit_code
         await self.spawner.start()
         self.tail.start()
         running = [
@@ -331,8 +345,11 @@ def main() -> int:
     if os.getppid() != options.launcher_pid:
         return int(ExitCode.NODE_LOST)  # the launcher died before we were ready
 
+    console = Console()
+    speak_through(console)
+
     async def run() -> int:
-        return await Agent(options, read_token(Path(options.token_file))).run()
+        return await Agent(options, read_token(Path(options.token_file)), console).run()
 
     try:
         return asyncio.run(run())
@@ -342,6 +359,8 @@ def main() -> int:
     except Exception:  # noqa: BLE001 - told apart from the job's own codes, then the launcher starts another agent
         traceback.print_exc()
         return int(ExitCode.INTERNAL)
+    finally:
+        console.close(PATIENCE_S)  # the last lines of a failed worker matter most
 
 
 if __name__ == "__main__":

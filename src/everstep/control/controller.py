@@ -25,12 +25,14 @@ from everstep.control import lifecycle
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
+from everstep.control.output import Console
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
 from everstep.control.replay import replay
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
+from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.control.watch import HangWatch, Outcome
 from everstep.core import events as e
 from everstep.core import wire
@@ -388,6 +390,9 @@ def main() -> int:
     for name in config.restart.signals:
         signal.signal(signal.Signals[name], signal.SIG_IGN)  # the launcher turns them into requests
 
+    console = Console()
+    speak_through(console)
+
     async def run() -> int:
         controller = Controller(arguments.run_dir, config, arguments.job, SystemClock())
         return await controller.serve(socket.socket(fileno=arguments.listen_fd), token)
@@ -400,6 +405,8 @@ def main() -> int:
     except BaseException:  # noqa: BLE001 - told apart from the job's own end, then the launcher starts another
         traceback.print_exc()
         return int(ExitCode.INTERNAL)
+    finally:
+        console.close(PATIENCE_S)
 
 
 def _warn(why: str) -> None:

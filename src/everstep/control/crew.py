@@ -126,8 +126,9 @@ class Worker:
             sample = procfs.sample(self.pid)
             self.last = sample if sample is not None and sample.rss_bytes else self.last
 
-        def age(word: Word) -> float:
-            return (now_ns - max(self.word(word), self.born_ns)) / 1e9
+        def age(at_ns: int) -> float:
+            # A sign given while the sample was taken is later than `now_ns`.
+            return max(0, now_ns - max(at_ns, self.born_ns)) / 1e9
 
         first, last = self.word(Word.FIRST_STEP_NS), self.last
         life = max(self.word(w) for w in (Word.LIFE_NS, Word.STEP_NS, Word.PHASE_NS))
@@ -138,10 +139,10 @@ class Worker:
             step=self.word(Word.STEPS),
             total_step=self.word(Word.TOTAL_STEP) - 1,
             phase=Phase.DONE if finished else Phase(self.word(Word.PHASE)),
-            phase_age_s=age(Word.PHASE_NS),
-            step_age_s=age(Word.STEP_NS),
-            life_age_s=(now_ns - max(life, self.born_ns)) / 1e9,
-            first_step_age_s=(now_ns - first) / 1e9 if first else -1.0,
+            phase_age_s=age(self.word(Word.PHASE_NS)),
+            step_age_s=age(self.word(Word.STEP_NS)),
+            life_age_s=age(life),
+            first_step_age_s=age(first) if first else -1.0,
             collectives=self.word(Word.COLLECTIVES),
             batches=self.word(Word.BATCHES),
             loads=self.word(Word.LOADS),

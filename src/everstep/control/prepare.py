@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -53,6 +54,12 @@ class Workplace:
             except importlib.metadata.PackageNotFoundError:
                 continue
         return found
+
+    def check_logs(self) -> None:
+        """Raises OSError when no attempt could have its logs here: such a node must not join."""
+        folder = Path(self.options.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder).cleanup()
 
     def warm(self, answer: Warm) -> None:
         """The zygote is ready; how long that took is worth a line in the node's log folder."""

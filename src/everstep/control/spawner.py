@@ -169,8 +169,9 @@ class PlainSpawner(Spawner):
         with _as_memfd(request) as body:
             command = [self._python, "-P", "-m", "everstep.control.worker", "--request", str(body.fileno())]
             command += ["--fd", str(fd), "--parent", str(os.getpid())]
+            passed = (body.fileno(), fd) if fd >= 0 else (body.fileno(),)  # a program has no page
             try:
-                process = _Process(command, request.env, request.cwd, (body.fileno(), fd), ended)
+                process = _Process(command, request.env, request.cwd, passed, ended)
             except OSError as error:
                 self._on_answer(SpawnFailed(key, f"cannot start {self._python} in {request.cwd}: {error.strerror}"))
                 return

@@ -11,13 +11,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import faulthandler
+import io
 import os
 import random
 import signal
 import sys
 import threading
 import time
+from typing import cast
 
 import msgspec
 
@@ -27,6 +30,7 @@ from everstep.core.page import Page, Word
 from everstep.probe import boot, stacks
 
 PR_SET_PDEATHSIG = 1
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESET = ("SIGTERM", "SIGINT", "SIGCHLD", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -84,9 +88,34 @@ def _redirect(request: SpawnRequest) -> None:
         os.close(fd)
     # The same objects: loggers created at import keep writing through them.
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(  # type: ignore[union-attr]
-            line_buffering=True, write_through=bool(request.env.get("PYTHONUNBUFFERED")), encoding="utf-8"
+        stream.__init__(  # type: ignore[misc]
+            io.BufferedWriter(cast(io.RawIOBase, LogFile(stream.fileno(), stream.name))),
+            encoding="utf-8",
+            errors=stream.errors,
+            line_buffering=True,
+            write_through=bool(request.env.get("PYTHONUNBUFFERED")),
         )
+
+
+class LogFile(io.FileIO):
+    """A worker's output: a full disk costs lines of the log, said in it when there is room again, not the training."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        super().__init__(fd, "wb", closefd=False)
+        self.name = name
+        self._lost_bytes = 0
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
+        try:
+            if self._lost_bytes:
+                super().write(f"everstep: no room on the disk: {self._lost_bytes} bytes of output lost\n".encode())
+                self._lost_bytes = 0
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._lost_bytes += len(data)
+            return len(data)
 
 
 def _environment(request: SpawnRequest) -> None:
@@ -161,7 +190,8 @@ def main() -> int:
     with open(arguments.request, "rb") as file:
         file.seek(0)
         request = msgspec.msgpack.decode(file.read(), type=SpawnRequest)
-    os.set_inheritable(arguments.fd, False)
+    if arguments.fd >= 0:
+        os.set_inheritable(arguments.fd, False)
     return run(request, arguments.fd)
 
 

@@ -190,7 +190,7 @@ def main() -> int:
     importlib.import_module("torch")
     boot.prepare()  # before the preloads: what they take from torch by name is hooked too
     for name in filter(None, arguments.preload.split(",")):
-        importlib.import_module(name)
+        _preload(name)
     gc.collect()
     gc.disable()
     zygote = Zygote(channel, open_fds() - before)
@@ -199,6 +199,14 @@ def main() -> int:
     if job is None:
         os._exit(0)  # nothing to tear down, and the workers go with us: at once
     return job()
+
+
+def _preload(name: str) -> None:
+    """Importing early only saves time: a script that needs a module which fails here fails itself, and says why."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - anything may come out of somebody's module
+        print(f"everstep: {name} is not preloaded: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":
