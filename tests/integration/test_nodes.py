@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 from everstep.control import procfs
@@ -38,6 +39,31 @@ def test_a_lost_zygote_costs_only_its_node(tmp_path: Path) -> None:
         assert [m.node for m in run.plan().members] == ["node0", "node1"]
         run.signal(signal.SIGTERM)
         assert run.wait() == 128 + signal.SIGTERM
+
+
+def test_any_training_node_may_be_lost(tmp_path: Path) -> None:
+    """A10: the controller runs beside the job; the whole host of rank 0 goes, its launcher included."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint)
+    options = (*options, "--set", "control.last_call_s=1")
+    folders = [tmp_path / name for name in ("head", "one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    home = {"HOME": str(tmp_path)}  # the token of jobs over several hosts lies there
+    with LocalRun(folders[0], TINY, *options, "--local-nodes", "0", **home) as head:
+        head.until(lambda: head.events(e.ControllerStarted))
+        with LocalRun(folders[1], TINY, *options, **home) as one, LocalRun(folders[2], TINY, *options, **home) as two:
+            head.until(lambda: len(head.plan().members) == 2 if head.events(e.EpochFormed) else False, timeout_s=40)
+            head.until_step(3)
+            leader = head.plan().members[0].node
+            lost = next(run for run in (one, two) if list((run.directory / "runs").glob(f"*/agent-{leader}.pid")))
+            lost.signal(signal.SIGKILL)
+            head.until(lambda: len(head.plan().members) == 1, timeout_s=20)
+            head.until_step(3)
+            assert head.plan().members[0].node != leader
+            head.signal(signal.SIGTERM)
+            assert head.wait() == 128 + signal.SIGTERM
 
 
 def test_starting_from_scratch_is_told(tmp_path: Path) -> None:

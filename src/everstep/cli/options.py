@@ -33,7 +33,7 @@ OWN = (
     Flag(("--save-timeout",), "limit of saving a checkpoint (1800)", key("hang.save_s"), "SECONDS"),
     Flag(("--eval-timeout",), "limit of an evaluation (1800)", key("hang.eval_s"), "SECONDS"),
     Flag(("--standbys",), "spare nodes to keep warm (0)", key("nodes.standbys"), "N"),
-    Flag(("--local-nodes",), "nodes to run on this machine (1)", key("nodes.local_nodes"), "N"),
+    Flag(("--local-nodes",), "nodes to run on this machine (1); 0: only the controller", key("nodes.local_nodes"), "N"),
     Flag(("--controller",), "the controller's address", key("control.controller"), "HOST:PORT"),
     Flag(("--token-file",), "secret shared by the job's nodes", key("control.token_file"), "FILE"),
     Flag(("--run-dir",), "where run folders are made (everstep_runs)", key("logs.run_dir"), "DIR"),

@@ -234,7 +234,8 @@ class Launcher:
         else:
             print(f"everstep: the agent of {node} dies again and again; giving up", file=sys.stderr)
             self.broken_nodes.add(node)
-        if self.broken_nodes == {name for name, _ in self.seat.nodes}:  # what breaks all of ours is not a node's fault
+        names = {name for name, _ in self.seat.nodes}
+        if self.broken_nodes == names and self.config.nodes.max <= len(names):  # nobody else can go on
             self.exit_code = int(ExitCode.INTERNAL)
             self.ending.set()
         elif self.listener is None:

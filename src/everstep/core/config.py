@@ -36,7 +36,9 @@ class Nodes(Group, frozen=True):
     max: Positive = 1
     nproc_per_node: Positive | Literal["auto", "cpu", "gpu", "xpu"] = 1
     standbys: Count = 0  # spare nodes beyond `max`, kept warm without a role
-    local_nodes: Positive = 1  # nodes to run on this machine, each on its own loopback address when more than one
+    local_nodes: Count = (
+        1  # nodes to run on this machine, each on a loopback address of its own; 0: only the controller
+    )
     node_rank: Annotated[int, msgspec.Meta(ge=-1)] = -1  # -1: the controller assigns it
     local_addr: str = ""  # where other nodes reach this one; empty: found out
 
