@@ -432,7 +432,9 @@ def test_a_lost_zygote_is_reported(tmp_path: Path) -> None:
         assert isinstance(bench.find(attempt, SpawnFailed), SpawnFailed)
 
 
-def test_a_threaded_zygote_refuses_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_threaded_zygote_is_not_forked_and_plain_starts_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()"
     )
@@ -441,12 +443,14 @@ def test_a_threaded_zygote_refuses_to_fork(tmp_path: Path, monkeypatch: pytest.M
     bench.spawner = ZygoteSpawner(bench.answers.append, bench.lost.append, preload=("threaded",))
     with contextlib.closing(bench):
         bench.loop.run_until_complete(bench.spawner.start())
-        attempt = bench.script("pass")
-        bench.until(lambda: bench.find(attempt, SpawnFailed))
-        failed = bench.find(attempt, SpawnFailed)
-        assert isinstance(failed, SpawnFailed)
-        assert "2 threads" in failed.why
-        assert "--no-zygote" in failed.why
+        early = bench.script("import sys; print('threaded' in sys.modules)")
+        bench.until(lambda: bench.find(early, Reaped))
+        late = bench.script("import sys; print('threaded' in sys.modules)")
+        bench.until(lambda: bench.find(late, Reaped))
+        assert early.out.read_text() == late.out.read_text() == "False\n"
+        assert not bench.lost
+    said = capfd.readouterr().err
+    assert "starting workers plainly: the warm process has 2 threads" in said
 
 
 AGENT = """

@@ -59,6 +59,7 @@ class Warm(msgspec.Struct, frozen=True, tag=True):
     threads: int
     modules: dict[str, str]  # versions of torch, numpy, python, everstep
     gpus: int = 0
+    unfit: str = ""  # why it must not be forked; empty when it may
 
 
 Answer = Forked | SpawnFailed | Reaped | Warm

@@ -60,10 +60,11 @@ class ZygoteSpawner(Spawner):
         self._waiting: deque[tuple[SpawnRequest, int]] = deque()
         self._process: _Process | None = None
         self._channel: socket.socket | None = None
+        self._plain: PlainSpawner | None = None  # what serves instead when the warm process must not be forked
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process else 0
+        return self._process.pid if self._process and self._plain is None else 0
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -76,6 +77,9 @@ class ZygoteSpawner(Spawner):
         asyncio.get_running_loop().add_reader(ours, self._readable)
 
     def spawn(self, request: SpawnRequest, fd: int) -> None:
+        if self._plain is not None:
+            self._plain.spawn(request, fd)
+            return
         if self._process is None:
             self._on_answer(SpawnFailed(request.key, "the zygote is gone"))
             return
@@ -98,6 +102,16 @@ class ZygoteSpawner(Spawner):
             self._waiting.popleft()
             os.close(fd)
 
+    def _fall_back(self, why: str) -> None:
+        """Start workers plainly from now on, with what waits first. The warm process ends with its channel."""
+        print(f"everstep: starting workers plainly: {why}", file=sys.stderr)
+        self._plain = PlainSpawner(self._on_answer, self._python)
+        while self._waiting:
+            request, fd = self._waiting.popleft()
+            self._plain.spawn(request, fd)
+            os.close(fd)
+        self._shut()
+
     def _writable(self) -> None:
         assert self._channel is not None
         asyncio.get_running_loop().remove_writer(self._channel)
@@ -108,7 +122,9 @@ class ZygoteSpawner(Spawner):
         with contextlib.suppress(BlockingIOError):
             while data := self._receive(self._channel):
                 answer = msgspec.msgpack.decode(data, type=Answer)
-                if isinstance(answer, Warm):
+                if isinstance(answer, Warm) and answer.unfit:
+                    self._fall_back(answer.unfit)
+                elif isinstance(answer, Warm):
                     self._warm = True
                     self._flush()
                 self._on_answer(answer)
@@ -143,6 +159,8 @@ class ZygoteSpawner(Spawner):
         self._waiting.clear()
 
     async def close(self) -> None:
+        if self._plain is not None:
+            await self._plain.close()
         self._shut()
         process, self._process = self._process, None
         if process is not None:

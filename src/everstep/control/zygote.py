@@ -115,7 +115,7 @@ class Zygote:
         """Tell the agent that forks can be had."""
         modules = {name: str(getattr(sys.modules.get(name), "__version__", "")) for name in VERSIONS}
         modules |= {"everstep": importlib.metadata.version("everstep"), "python": platform.python_version()}
-        self._answer(Warm(import_s, num_threads(), modules, count_gpus()))
+        self._answer(Warm(import_s, num_threads(), modules, count_gpus(), unfit()))
 
 
 def _next_dead() -> int | None:
