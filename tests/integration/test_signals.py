@@ -86,8 +86,10 @@ def test_no_grandchild_survives_a_restart(tmp_path: Path, zygote: bool) -> None:
     options, args = ((), ("--clean",)) if zygote else (("--no-zygote",), ())
     with LocalRun(tmp_path, SCRIPTS / "daemons.py", *options, args=args) as run:
         run.until(lambda: (tmp_path / "ready-0").exists())
+        count = 3 if zygote else 2
+        run.until(lambda: len(list(tmp_path.glob("daemon-*"))) == count)  # each makes its file in its own time
         left = [int(path.name.removeprefix("daemon-")) for path in tmp_path.glob("daemon-*")]
-        assert len(alive(left)) == (3 if zygote else 2)
+        assert len(alive(left)) == count
         run.kill(rank=0)
         run.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))  # nor as zombies
         assert run.wait() == 0
