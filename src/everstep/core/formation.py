@@ -1,0 +1,64 @@
+"""The nouns of one epoch at worker level, which the control plane and the workers share.
+
+A formation says who acts in an epoch: its seats, in order; the index of a seat is the role, the rank in the fabric.
+What the commit protocol expects of whoever issues formations (`train.commit` relies on it):
+
+- Epochs only grow; no two formations have the same one.
+- `abort`: a member of the epoch before is dead or fenced; the others leave that epoch at once. Everybody who may hold
+  state is seated, those of a planned formation too which is thereby withdrawn. Who is not seated must stop.
+- Not `abort`: a planned change. It is issued when every member of the epoch before reported to be in it, and the next
+  planned one when every member of this one did: one plan at a time. Only an abort withdraws it.
+- A worker that an issued formation left out is seated again only in its next life.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Seat(msgspec.Struct, frozen=True, tag=True):
+    """One worker's place."""
+
+    worker: str  # node/local_rank#life
+    node: str
+    host: str  # identity of the machine: workers with the same one may share memory
+    endpoint: str  # "host:port" of its TCP listener
+
+
+class Formation(msgspec.Struct, frozen=True, tag=True):
+    """The membership of one epoch."""
+
+    epoch: int
+    seats: tuple[Seat, ...]
+    abort: bool
+    floor: int  # steps known to be committed: fewer must never be taken for the job's state
+    groups: tuple[int, ...] = ()  # by role: its group in hierarchical sums, which fixes their order; empty: one group
+
+    def role_of(self, worker: str) -> int | None:
+        """Its rank in the fabric; None when it has no seat."""
+        return next((role for role, seat in enumerate(self.seats) if seat.worker == worker), None)
+
+
+class Stage(str, enum.Enum):
+    """How far a worker's session is."""
+
+    WARMING = "warming"  # runs the user's script towards its first step
+    READY = "ready"  # waits there, and can be seated
+    MEMBER = "member"
+    LEFT = "left"  # gave its seat up at a step boundary
+
+
+class SessionReport(msgspec.Struct, frozen=True, tag=True):
+    """What a worker tells its agent. A later one replaces an earlier one."""
+
+    worker: str
+    stage: Stage
+    committed: int  # steps committed here; -1: holds no state
+    epoch: int  # it acts in this one; 0: in none
+    prepared: int  # has the links of this epoch
+    endpoint: str
+    host: str
+    resumed: bool = False  # committed a step in this epoch
+    gap_s: float = -1.0  # between the last commit before this epoch and the first in it; -1: there is none

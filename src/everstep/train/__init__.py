@@ -1,0 +1,1 @@
+"""What the user holds: the session, the commit protocol, the restartable function."""

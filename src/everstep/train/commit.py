@@ -1,0 +1,246 @@
+"""The commit protocol: what one worker does with its steps, votes and changes of epoch. Pure: no torch, no clock.
+
+`step(member, event) -> (member, commands)`. The main thread reports what its collectives and the optimizer did, a
+control thread delivers formations at any moment; both under one lock. Events of the main thread carry the epoch they
+belong to and are ignored when the worker left that epoch meanwhile: a round that completes late changes nothing,
+because all that a worker may have done on completing it can be done in the next epoch from the stands (`resolve`).
+
+    STANDBY -> FORMING -> RESOLVING -> (FETCHING | APPLYING) -> READY -> COMPUTING -> VOTING -> APPLYING -> READY ...
+
+An abort leads to FORMING from everywhere; out of APPLYING only once the optimizer is through. A planned change goes
+from the end of a step straight to RESOLVING (or LEFT), after a vote in which all members said to be prepared for it.
+`core.formation` says what is expected of whoever issues formations.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+from msgspec.structs import replace
+
+from everstep.core.formation import Formation
+from everstep.train import resolve
+from everstep.train.protocol import (
+    Abort,
+    Applied,
+    Apply,
+    Began,
+    CastVote,
+    Command,
+    DropGradients,
+    Event,
+    Fenced,
+    Fetch,
+    Fetched,
+    FormationReceived,
+    Leave,
+    Prepare,
+    Prepared,
+    PublishStand,
+    Ready,
+    Reduced,
+    Serve,
+    StateLost,
+    Stood,
+    Switch,
+    Vote,
+    Voted,
+)
+from everstep.train.resolve import Move, Stand
+
+
+class Phase(enum.Enum):
+    """What the worker is in the middle of."""
+
+    STANDBY = "standby"  # no role
+    FORMING = "forming"  # in no epoch: opens the links of `entering`
+    RESOLVING = "resolving"  # in a new epoch, stand published
+    FETCHING = "fetching"  # copies the state of another member; its own is void
+    READY = "ready"  # between steps
+    COMPUTING = "computing"
+    VOTING = "voting"  # gradients complete
+    APPLYING = "applying"
+    LEFT = "left"  # the last three are final
+    FENCED = "fenced"
+    LOST = "lost"
+
+
+FINAL = frozenset({Phase.LEFT, Phase.FENCED, Phase.LOST})
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One worker, as the protocol sees it."""
+
+    worker: str
+    stand: Stand = Stand(fresh=True)
+    phase: Phase = Phase.STANDBY
+    epoch: int = 0  # the one it acts in, or acted in last; formations up to here are history
+    formation: Formation | None = None  # of `epoch`; None: never had a role
+    entering: Formation | None = None  # `epoch` is over for this worker, this one comes next
+    planned: Formation | None = None  # to switch to at the end of a step
+    prepared: int = 0  # the newest epoch whose links are open
+    goal: Stand | None = None  # `stand` once the apply or the fetch under way is through
+    switching: bool = False  # the vote decided to change to `planned` after this step
+    serves: tuple[int, ...] = ()  # roles waiting for this worker's state
+
+
+Outcome = tuple[Member, tuple[Command, ...]]
+
+
+def step(member: Member, event: Event) -> Outcome:
+    """The member after the event, and what is to be done now, in this order."""
+    if member.phase in FINAL:
+        return member, ()
+    match event:
+        case FormationReceived(formation=formation):
+            return _receive(member, formation)
+        case Prepared(epoch=epoch):
+            return _prepared(member, epoch)
+        case Applied():
+            assert member.phase is Phase.APPLYING, member
+            return _boundary(_reached(member))
+        case _:
+            return _round(member, event) if acts_in(member, event.epoch) else (member, ())
+
+
+def acts_in(member: Member, epoch: int) -> bool:
+    """Whether what happens in this epoch still concerns the member."""
+    return member.epoch == epoch and member.entering is None
+
+
+def _round(member: Member, event: Began | Reduced | Voted | Stood | Fetched) -> Outcome:
+    match event:
+        case Began():
+            assert member.phase is Phase.READY, member
+            return replace(member, phase=Phase.COMPUTING), ()
+        case Reduced(finite=finite):
+            assert member.phase is Phase.COMPUTING, member
+            stand = replace(member.stand, voted_in=member.epoch, finite=finite)
+            vote = CastVote(member.epoch, Vote(finite, member.prepared))
+            return replace(member, phase=Phase.VOTING, stand=stand), (vote,)
+        case Voted(votes=votes):
+            assert member.phase is Phase.VOTING, member
+            return _decide(member, votes)
+        case Stood(stands=stands):
+            assert member.phase is Phase.RESOLVING, member
+            return _resolve(member, stands)
+        case Fetched():
+            assert member.phase is Phase.FETCHING, member
+            return _boundary(_reached(member))
+
+
+# Formations ----------------------------------------------------------------------------------------------
+
+
+def _receive(member: Member, formation: Formation) -> Outcome:
+    if formation.epoch <= (member.entering.epoch if member.entering else member.epoch):
+        return member, ()
+    newcomer = member.formation is None and (member.entering is None or not member.entering.abort)
+    if formation.abort or newcomer:
+        return _enter(member, formation)
+    if member.planned is not None or member.entering is not None:  # one change at a time: the same one again
+        return member, ()
+    if formation.role_of(member.worker) is None:  # a leaver has no links to open
+        return replace(member, planned=formation, prepared=formation.epoch), ()
+    return replace(member, planned=formation), (Prepare(formation),)
+
+
+def _enter(member: Member, formation: Formation) -> Outcome:
+    """The epoch is over here, now; or, without a role, there is none to end."""
+    had_role = member.formation is not None
+    if formation.role_of(member.worker) is None:
+        if had_role:
+            return replace(member, phase=Phase.FENCED), (Abort(member.epoch), Fenced(formation.epoch))
+        return replace(member, phase=Phase.STANDBY, epoch=formation.epoch, entering=None, planned=None), ()
+    phase = Phase.APPLYING if member.phase is Phase.APPLYING else Phase.FORMING
+    aborts: tuple[Command, ...] = (Abort(member.epoch),) if had_role and member.entering is None else ()
+    member = replace(member, phase=phase, entering=formation, planned=None)
+    return member, (*aborts, Prepare(formation))
+
+
+def _prepared(member: Member, epoch: int) -> Outcome:
+    if epoch not in (f.epoch for f in (member.entering, member.planned) if f):
+        return member, ()  # superseded
+    member = replace(member, prepared=epoch)
+    return _boundary(member) if member.phase is Phase.FORMING else (member, ())
+
+
+def _switch(member: Member, formation: Formation) -> Outcome:
+    if formation.role_of(member.worker) is None:
+        return replace(member, phase=Phase.LEFT), (Leave(),)
+    published = replace(member.stand, acted_in=member.epoch)
+    member = replace(
+        member,
+        phase=Phase.RESOLVING,
+        epoch=formation.epoch,
+        formation=formation,
+        entering=None,
+        planned=None,
+        goal=None,
+        switching=False,
+        serves=(),
+    )
+    return member, (Switch(formation), PublishStand(formation.epoch, published))
+
+
+# Steps ---------------------------------------------------------------------------------------------------
+
+
+def _decide(member: Member, votes: tuple[Vote, ...]) -> Outcome:
+    """All members see the same votes, and do the same."""
+    skipped = not all(vote.finite for vote in votes)
+    member = replace(member, goal=resolve.after(member.stand, skipped), switching=switches(member.epoch, votes))
+    return _skip(member) if skipped else _apply(member)
+
+
+def switches(epoch: int, votes: tuple[Vote, ...]) -> bool:
+    """Whether all members change to the planned formation at the end of this step: all are prepared for it."""
+    return min(vote.prepared for vote in votes) > epoch
+
+
+def _resolve(member: Member, stands: tuple[Stand, ...]) -> Outcome:
+    assert member.formation is not None
+    role = member.formation.role_of(member.worker)
+    assert role is not None
+    mine = resolve.resolve(stands, member.formation.floor)[role]
+    if mine.move is Move.LOST:
+        return replace(member, phase=Phase.LOST), (StateLost(mine.goal.committed, member.formation.floor),)
+    member = replace(member, goal=mine.goal, serves=mine.serves)
+    match mine.move:
+        case Move.APPLY:
+            return _apply(member)
+        case Move.FETCH:
+            member = replace(member, phase=Phase.FETCHING, stand=Stand())
+            return member, (DropGradients(), Fetch(member.epoch, mine.source, mine.goal))
+        case _:
+            return _skip(member)
+
+
+def _apply(member: Member) -> Outcome:
+    return replace(member, phase=Phase.APPLYING), (Apply(member.stand.committed),)
+
+
+def _skip(member: Member) -> Outcome:
+    """The goal is reached without touching the parameters."""
+    member, commands = _boundary(_reached(member))
+    return member, (DropGradients(), *commands)
+
+
+def _reached(member: Member) -> Member:
+    assert member.goal is not None
+    return replace(member, stand=member.goal, goal=None)
+
+
+def _boundary(member: Member) -> Outcome:
+    """Between two steps: a change of epoch that is due, else the next step."""
+    if member.entering is not None:
+        if member.prepared == member.entering.epoch:
+            return _switch(member, member.entering)
+        return replace(member, phase=Phase.FORMING), ()
+    if member.switching:
+        assert member.planned is not None
+        return _switch(member, member.planned)
+    serve: tuple[Command, ...] = (Serve(member.epoch, member.serves),) if member.serves else ()
+    member = replace(member, phase=Phase.READY, serves=())
+    return member, (*serve, Ready(member.epoch, member.stand.committed))

@@ -1,0 +1,162 @@
+"""The words of the commit protocol: what happens to a worker (events), and what it is to do then (commands)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.core.formation import Formation
+from everstep.train.resolve import Stand
+
+
+class Vote(msgspec.Struct, frozen=True, tag=True):
+    """One member's part of the round before each commit."""
+
+    finite: bool  # my reduced gradients
+    prepared: int  # the newest epoch whose links I have open
+
+
+# Events --------------------------------------------------------------------------------------------------
+
+
+class FormationReceived(msgspec.Struct, frozen=True):
+    formation: Formation
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """The links of the formation of this epoch are open."""
+
+    epoch: int
+
+
+class Began(msgspec.Struct, frozen=True):
+    epoch: int
+
+
+class Reduced(msgspec.Struct, frozen=True):
+    """All gradients of the step are reduced over all members."""
+
+    epoch: int
+    finite: bool
+
+
+class Voted(msgspec.Struct, frozen=True):
+    """The vote completed here: all members' votes."""
+
+    epoch: int
+    votes: tuple[Vote, ...]
+
+
+class Stood(msgspec.Struct, frozen=True):
+    """The first round of the epoch completed here: all members' stands, by role."""
+
+    epoch: int
+    stands: tuple[Stand, ...]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """The whole state arrived, and was checked."""
+
+    epoch: int
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The optimizer is through. Local, so it counts whatever became of the epoch."""
+
+
+Event = FormationReceived | Prepared | Began | Reduced | Voted | Stood | Fetched | Applied
+
+# Commands ------------------------------------------------------------------------------------------------
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """Open the missing links, in the background; forget an earlier formation not yet switched to."""
+
+    formation: Formation
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """Wake every collective of this epoch."""
+
+    epoch: int
+
+
+class Switch(msgspec.Struct, frozen=True):
+    """The links of this formation are the fabric from now on."""
+
+    formation: Formation
+
+
+class PublishStand(msgspec.Struct, frozen=True):
+    epoch: int
+    stand: Stand
+
+
+class CastVote(msgspec.Struct, frozen=True):
+    epoch: int
+    vote: Vote
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Run the optimizer with the reduced gradients in hand, which are those of this step."""
+
+    step: int
+
+
+class DropGradients(msgspec.Struct, frozen=True):
+    """Whatever was accumulated or reduced is void."""
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Overwrite the own state by that of a role, which has `goal.committed` steps."""
+
+    epoch: int
+    source: int
+    goal: Stand
+
+
+class Serve(msgspec.Struct, frozen=True):
+    """Send the state to these roles. It cannot change before they have it: the next step needs them."""
+
+    epoch: int
+    roles: tuple[int, ...]
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The step with this number may begin; the same as before when it is to be done again."""
+
+    epoch: int
+    step: int
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The others go on without this worker: stop, in good order."""
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """The others went on without this worker: stop, touch nothing."""
+
+    epoch: int
+
+
+class StateLost(msgspec.Struct, frozen=True):
+    """No member can get to the `floor` steps known to be committed; the best has `committed` (-1: no state)."""
+
+    committed: int
+    floor: int
+
+
+Command = (
+    Prepare
+    | Abort
+    | Switch
+    | PublishStand
+    | CastVote
+    | Apply
+    | DropGradients
+    | Fetch
+    | Serve
+    | Ready
+    | Leave
+    | Fenced
+    | StateLost
+)

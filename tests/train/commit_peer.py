@@ -1,0 +1,105 @@
+"""One worker of `commit_model`: carries out the commands of the protocol on a model of parameters and gradients.
+
+Parameters are their history: the initial state and every commit applied since. A commit is its step, the epoch, the
+members whose samples went in, and whether it was skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from everstep.train import commit
+from everstep.train import protocol as p
+from everstep.train.commit import FINAL, Member, Phase
+
+Entry = tuple[Any, ...]  # (step, epoch, members, skipped), or the initial state: ("init", worker)
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def claim(holds: bool, what: str, *seen: object) -> None:
+    if not holds:
+        raise Violation(f"{what}: {', '.join(map(repr, seen))}")
+
+
+class Peer(NamedTuple):
+    """A worker with its parameters and gradients. `history` None: overwritten in part."""
+
+    member: Member
+    history: tuple[Entry, ...] | None
+    grads: Entry | None = None
+    opening: int = 0  # epoch whose links are being opened
+    alive: bool = True
+
+
+class Message(NamedTuple):
+    kind: str  # "grad", "vote", "stand", "state"
+    epoch: int
+    step: int  # -1 for those which are once in an epoch
+    sender: str
+    payload: Any
+
+
+def reach(peer: Peer) -> int:
+    """Length of the history this worker has, or could have at once."""
+    return len(peer.history or ()) + (peer.grads is not None)
+
+
+def name(index: int) -> str:
+    return f"n{index}/0#1"
+
+
+def index_of(worker: str) -> int:
+    return int(worker[1 : worker.index("/")])
+
+
+def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | None]:
+    old = peer.member
+    member, commands = commit.step(old, event)
+    claim(member.epoch >= old.epoch, "a worker goes back to an epoch", old, event)
+    committed = None
+    if isinstance(event, p.Applied):
+        claim(peer.grads is not None and peer.history is not None, "applied without gradients or state", old)
+        claim(old.phase in FINAL or member.stand.commit_epoch == peer.grads[1], "commit of another epoch", member)
+        committed, peer = peer.grads, peer._replace(history=(*peer.history, peer.grads), grads=None)
+    elif isinstance(event, p.Fetched):
+        claim(old.phase is not Phase.FETCHING or peer.history is not None, "fetched nothing", old)
+    elif member.stand.committed > old.stand.committed >= 0:
+        claim(peer.grads is not None and member.stand.skipped, "a commit out of nothing", old, event)
+        committed = (*peer.grads[:3], True)
+        peer = peer._replace(history=(*peer.history, committed))
+    elif member.stand.committed > old.stand.committed:
+        claim(peer.history is not None, "a torn initial state founds the job", old)
+        committed = peer.history[0]
+    sends: list[Message] = []
+    for command in commands:
+        peer = _command(peer, old, member, command, sends)
+    return peer._replace(member=member), sends, committed
+
+
+def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends: list[Message]) -> Peer:
+    match command:
+        case p.Prepare(formation=formation):
+            return peer._replace(opening=formation.epoch)
+        case p.Switch(formation=formation):
+            claim(formation.epoch > old.epoch, "switch to an old epoch", old)
+            claim(member.prepared == formation.epoch, "switch to links that are not open", old)
+        case p.PublishStand(epoch=epoch, stand=stand):
+            sends.append(Message("stand", epoch, -1, member.worker, stand))
+        case p.CastVote(epoch=epoch, vote=vote):
+            sends.append(Message("vote", epoch, member.stand.committed, member.worker, vote))
+        case p.Apply(step=step):
+            claim(peer.grads is not None and peer.grads[0] == step, "apply without gradients of the step", old)
+        case p.DropGradients():
+            return peer._replace(grads=None)
+        case p.Fetch():
+            return peer._replace(history=None, grads=None)
+        case p.Serve(epoch=epoch, roles=roles):
+            sends.append(Message("state", epoch, -1, member.worker, (roles, peer.history)))
+        case p.Ready(step=step):
+            claim(peer.history is not None, "ready with a torn state", old)
+            steps = [entry[0] for entry in peer.history[1:]]
+            claim(steps == list(range(step)), "a step is missing or double", old, peer.history)
+    return peer

@@ -1,0 +1,278 @@
+"""The commit protocol under everything that can happen: all interleavings of small jobs, random ones of larger jobs.
+
+The second half breaks one rule at a time, and shows that the model finds it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.core.formation import Formation, Seat
+from everstep.train import commit, resolve
+from everstep.train import protocol as p
+from everstep.train.commit import Member, Phase
+from everstep.train.resolve import Move, Resolved, Stand
+
+from .commit_model import Model, Scenario, World
+from .commit_peer import Message, Violation
+from .commit_search import explore, walk
+
+WORLDS = {
+    "no fault": Scenario(3, steps=3),
+    "every small thing by itself, from the start": Scenario(2, 1, deaths=1, eager=False, started=False),
+    "two deaths of two, one standby": Scenario(2, 1, steps=3, deaths=2),
+    "two deaths of three": Scenario(3, steps=2, deaths=2),
+    "two deaths of three, one standby": Scenario(3, 1, steps=1, deaths=2),
+    "joiner, death": Scenario(2, 1, steps=1, deaths=1, plans=("join",)),
+    "leaver, death": Scenario(2, 1, steps=1, deaths=1, plans=("leave",)),
+    "joiner, then leaver, death": Scenario(2, 1, steps=1, deaths=1, plans=("join", "leave")),
+    "standby for leaver, two deaths": Scenario(2, 1, steps=1, deaths=2, plans=("swap",)),
+    "broken link, death": Scenario(2, 1, steps=1, deaths=1, blips=1),
+    "live member fenced, death": Scenario(2, 1, steps=1, deaths=1, fences=1),
+    "fenced member seated again": Scenario(2, steps=2, fences=1, returns=True),
+    "all steps skipped": Scenario(2, 1, steps=2, deaths=2, nonfinite="always"),
+    "each member's gradients finite or not": Scenario(2, 1, steps=2, deaths=2, nonfinite="mixed"),
+    "the same, three members": Scenario(3, steps=1, deaths=2, nonfinite="mixed"),
+    "controller behind": Scenario(2, 1, steps=2, deaths=2, stray_floor=True),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_interleaving(world: str) -> None:
+    explored = explore(WORLDS[world])
+    print(f"{world}: {explored.states:,} states, {explored.transitions:,} transitions, {explored.ends:,} ends")
+    assert explored.ends
+    assert explored.states > (2000 if WORLDS[world].deaths else 20)
+
+
+LARGE = {
+    "4 members": Scenario(4, 8, steps=8, deaths=6, plans=("join", "leave", "swap")),
+    "6 members, all alone steps": Scenario(6, 5, steps=6, deaths=5, fences=2, plans=("swap",) * 3, eager=False),
+    "8 members": Scenario(8, 8, steps=6, deaths=8, fences=2, blips=2, plans=("swap", "join", "leave") * 2),
+    "8 members, from the start": Scenario(8, 8, steps=3, deaths=12, nonfinite="mixed", eager=False, started=False),
+}
+
+
+@pytest.mark.parametrize("world", LARGE)
+def test_random_walks(world: str) -> None:
+    events = formations = 0
+    for seed in range(6):
+        taken, last, _ = walk(LARGE[world], random.Random(seed), rare=0.03)
+        events, formations = events + taken, formations + len(last.formations)
+    print(f"{world}: {events:,} events, {formations} formations")
+    assert formations > 12
+
+
+# Rules broken, one at a time -----------------------------------------------------------------------------
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+real_resolve, real_move, real_enter, real_reached = resolve.resolve, resolve._move, commit._enter, commit._reached
+real_decide_resolve, real_receive = commit._resolve, commit._receive
+
+
+def some_voted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def each_for_itself(stands: Sequence[Stand], floor: int) -> tuple[Resolved, ...]:
+        return tuple(
+            replace(agreed, move=Move.APPLY, goal=resolve.after(stand, skipped=False)) if stand.voted_in else agreed
+            for stand, agreed in zip(stands, real_resolve(stands, floor), strict=True)
+        )
+
+    monkeypatch.setattr(resolve, "resolve", each_for_itself)
+
+
+def leaver_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def next_commit(holders: Sequence[Stand]) -> Stand | None:
+        alike = {(stand.commit, stand.voted_in) for stand in holders}
+        return resolve.after(holders[0], skipped=False) if len(alike) == 1 and holders[0].voted_in else None
+
+    monkeypatch.setattr(resolve, "next_commit", next_commit)
+
+
+def no_roll_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "next_commit", lambda holders: None)
+
+
+def voted_in_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def move(stand: Stand, goal: Stand) -> Move:
+        return Move.APPLY if stand.voted_in and stand.committed + 1 == goal.committed else real_move(stand, goal)
+
+    monkeypatch.setattr(resolve, "_move", move)
+
+
+def newcomer_counts_as_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def holding(stands: Sequence[Stand], floor: int) -> tuple[Resolved, ...]:
+        return real_resolve([replace(s, committed=0) if s.fresh else s for s in stands], floor)
+
+    monkeypatch.setattr(resolve, "resolve", holding)
+
+
+def floor_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "resolve", lambda stands, floor: real_resolve(stands, 0))
+
+
+def skip_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def move(stand: Stand, goal: Stand) -> Move:
+        found = real_move(stand, goal)
+        return Move.APPLY if found is Move.SKIP else found
+
+    monkeypatch.setattr(resolve, "_move", move)
+
+
+def dropped_gradients_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "_clean", lambda stand: stand)
+
+
+def vote_of_another_epoch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def round_(self: Model, world: World, kind: str, epoch: int, step: int, formation: Formation) -> list[Message]:
+        found = {}
+        for message in sorted(map(self.messages.items.__getitem__, world.sent), key=lambda m: m.epoch):
+            if message.kind == kind and message.step == step and (kind == "vote" or message.epoch == epoch):
+                found[message.sender] = message
+        return [found[seat.worker] for seat in formation.seats if seat.worker in found]
+
+    monkeypatch.setattr(Model, "round", round_)
+    monkeypatch.setattr(Model, "_tidy", lambda self, world: world)
+
+
+def switch_when_one_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "switches", lambda epoch, votes: max(vote.prepared for vote in votes) > epoch)
+
+
+def applied_does_not_count_after_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(member: Member) -> Member:
+        return replace(member, goal=None) if member.entering else real_reached(member)
+
+    monkeypatch.setattr(commit, "_reached", reached)
+
+
+def torn_state_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve_(member: Member, stands: tuple[Stand, ...]) -> commit.Outcome:
+        after, commands = real_decide_resolve(member, stands)
+        return (replace(after, stand=member.stand) if after.phase is Phase.FETCHING else after), commands
+
+    monkeypatch.setattr(commit, "_resolve", resolve_)
+
+
+def older_formation_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def receive(member: Member, formation: Formation) -> commit.Outcome:
+        return real_enter(member, formation) if formation.abort else real_receive(member, formation)
+
+    monkeypatch.setattr(commit, "_receive", receive)
+
+
+BROKEN: list[tuple[Patch, Scenario]] = [
+    (some_voted, Scenario(2, blips=1)),
+    (leaver_has_a_say, Scenario(2, 1, steps=2, deaths=1, plans=("swap",))),
+    (no_roll_forward, Scenario(2, 1, deaths=1)),
+    (voted_in_not_compared, WORLDS["fenced member seated again"]),
+    (newcomer_counts_as_holder, Scenario(2, 1, deaths=1)),
+    (floor_ignored, Scenario(2, 1, deaths=2)),
+    (skip_forgotten, Scenario(2, blips=1, nonfinite="mixed")),
+    (dropped_gradients_still_counted, Scenario(2, deaths=1, blips=1)),
+    (vote_of_another_epoch_counts, Scenario(2, blips=1)),
+    (switch_when_one_is_prepared, Scenario(2, 1, plans=("join",))),
+    (applied_does_not_count_after_abort, Scenario(2, 1, deaths=1)),
+    (torn_state_counts, Scenario(2, 1, deaths=2)),
+    (older_formation_entered, Scenario(2, 1, deaths=2)),
+]
+
+
+@pytest.mark.parametrize(("broken", "scenario"), BROKEN, ids=[patch.__name__ for patch, _ in BROKEN])
+def test_a_broken_rule_is_found(broken: Patch, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises(Violation) as caught:
+        explore(scenario)
+    print(caught.value)
+
+
+# One member ----------------------------------------------------------------------------------------------
+
+
+def formation(epoch: int, *workers: str, abort: bool = False, floor: int = 0) -> Formation:
+    return Formation(epoch, tuple(Seat(w, w, w, f"{w}:1") for w in workers), abort, floor)
+
+
+def after(member: Member, *events: p.Event) -> tuple[Member, tuple[p.Command, ...]]:
+    """The member after these events, and the commands of the last one."""
+    commands: tuple[p.Command, ...] = ()
+    for event in events:
+        member, commands = commit.step(member, event)
+    return member, commands
+
+
+ALONE = formation(1, "a")
+START = (p.FormationReceived(ALONE), p.Prepared(1), p.Stood(1, (Stand(fresh=True),)))
+
+
+def test_a_world_of_one_commits() -> None:
+    member, commands = after(Member("a"), *START)
+    assert commands == (p.DropGradients(), p.Ready(1, 0))
+    member, commands = after(member, p.Began(1), p.Reduced(1, finite=True))
+    assert commands == (p.CastVote(1, p.Vote(finite=True, prepared=1)),)
+    member, commands = after(member, p.Voted(1, (p.Vote(finite=True, prepared=1),)))
+    assert commands == (p.Apply(0),)
+    member, commands = after(member, p.Applied())
+    assert commands == (p.Ready(1, 1),)
+
+
+def test_non_finite_gradients_are_committed_without_apply() -> None:
+    votes = (p.Vote(finite=False, prepared=1),)
+    member, commands = after(Member("a"), *START, p.Began(1), p.Reduced(1, finite=False), p.Voted(1, votes))
+    assert commands == (p.DropGradients(), p.Ready(1, 1))
+    assert member.stand == Stand(1, commit_epoch=1, skipped=True)
+
+
+def test_a_round_that_completes_late_changes_nothing() -> None:
+    voting, _ = after(Member("a"), *START, p.Began(1), p.Reduced(1, finite=True))
+    left, commands = after(voting, p.FormationReceived(formation(2, "a", "b", abort=True)))
+    assert commands == (p.Abort(1), p.Prepare(formation(2, "a", "b", abort=True)))
+    assert after(left, p.Voted(1, (p.Vote(finite=True, prepared=1),))) == (left, ())
+    _, commands = after(left, p.Prepared(2))
+    assert commands[1] == p.PublishStand(2, Stand(voted_in=1, committed=0, acted_in=1))
+
+
+def test_an_abort_inside_apply_waits_for_it() -> None:
+    vote = p.Voted(1, (p.Vote(finite=True, prepared=1),))
+    again = formation(2, "a", abort=True)
+    member, _ = after(Member("a"), *START, p.Began(1), p.Reduced(1, finite=True), vote)
+    member, commands = after(member, p.FormationReceived(again), p.Prepared(2))
+    assert (member.phase, commands) == (Phase.APPLYING, ())
+    member, commands = after(member, p.Applied())
+    assert commands == (p.Switch(again), p.PublishStand(2, Stand(1, commit_epoch=1, acted_in=1)))
+
+
+def test_a_fenced_worker_does_nothing_any_more() -> None:
+    member, commands = after(Member("a"), *START, p.Began(1), p.FormationReceived(formation(2, "b", abort=True)))
+    assert commands == (p.Abort(1), p.Fenced(2))
+    assert after(member, p.Reduced(1, finite=True), p.Applied(), p.FormationReceived(ALONE)) == (member, ())
+
+
+def test_a_leaver_goes_at_the_end_of_the_step() -> None:
+    plan = formation(2, "b")
+    member, commands = after(Member("a"), *START, p.Began(1), p.FormationReceived(plan))
+    assert commands == ()
+    member, commands = after(member, p.Reduced(1, finite=True))
+    assert commands == (p.CastVote(1, p.Vote(finite=True, prepared=2)),)
+    member, commands = after(member, p.Voted(1, (p.Vote(finite=True, prepared=2),)), p.Applied())
+    assert (member.phase, commands, member.stand.committed) == (Phase.LEFT, (p.Leave(),), 1)
+
+
+def test_a_standby_waits_and_goes_back_to_waiting() -> None:
+    seated = formation(2, "a", "s", abort=True)
+    standby, commands = after(Member("s"), p.FormationReceived(ALONE))
+    assert (standby.phase, commands) == (Phase.STANDBY, ())
+    joining, commands = after(standby, p.FormationReceived(seated))
+    assert (joining.phase, commands) == (Phase.FORMING, (p.Prepare(seated),))
+    back, commands = after(joining, p.FormationReceived(formation(3, "a", abort=True)))
+    assert (back.phase, commands) == (Phase.STANDBY, ())
+    assert after(back, p.Prepared(2), p.FormationReceived(seated)) == (back, ())
+
+
+def test_lost_state_is_said() -> None:
+    only = formation(4, "s", abort=True, floor=7)
+    member, commands = after(Member("s"), p.FormationReceived(only), p.Prepared(4), p.Stood(4, (Stand(fresh=True),)))
+    assert (member.phase, commands) == (Phase.LOST, (p.StateLost(0, 7),))
