@@ -1,4 +1,5 @@
-"""What all tests share: a folder for runs, and a guard that a test of real processes leaves nothing behind.
+"""What all tests share: a folder for runs, cgroups with little memory, and a guard that a test of real processes
+leaves nothing behind.
 
 Every process which such a test starts inherits a variable with a name of this test, so what it left behind is told
 apart from what else runs on the machine.
@@ -11,7 +12,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,36 @@ def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Callable[[int], Path]]:
+    """Makes a memory cgroup with a limit in bytes, below our own. Skips the test where that is not allowed."""
+    parent, limit = own_memory_cgroup()
+    made: list[Path] = []
+
+    def make(limit_bytes: int) -> Path:
+        group = parent / f"everstep-{uuid.uuid4().hex}"
+        try:
+            group.mkdir()
+            made.append(group)
+            (group / limit).write_text(str(limit_bytes))
+        except OSError as error:
+            pytest.skip(f"memory cannot be limited here: {error}")
+        return group
+
+    yield make
+    for group in made:
+        group.rmdir()
+
+
+def own_memory_cgroup() -> tuple[Path, str]:
+    """Our own memory cgroup's folder, and the name of the limit in one; plain layouts of cgroup v1 and v2 only."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory" + path), "memory.limit_in_bytes"
+    return Path("/sys/fs/cgroup" + path), "memory.max"
 
 
 @pytest.fixture(autouse=True)

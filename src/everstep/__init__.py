@@ -1,1 +1,28 @@
-"""Everstep keeps a PyTorch training job running through failures. Start with `everstep run --help`."""
+"""Everstep keeps a PyTorch training job running through failures. Start with `everstep run --help`.
+
+In a script: `everstep.session()`, which gives a `Session`, and `everstep.Batches`. They need torch and are imported
+when first asked for: the command line, the controller and the agents do without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep.data.batches import Batches
+    from everstep.train.session import Session, session
+
+__all__ = ["Batches", "Session", "session"]
+
+_HOMES = {
+    "Batches": "everstep.data.batches",
+    "Session": "everstep.train.session",
+    "session": "everstep.train.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'everstep' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from everstep.cli import options
 from everstep.cli.main import main
 from everstep.cli.options import FLAGS, Request, split
 from everstep.core.config import RunConfig, Std
-from everstep.core.errors import UsageError
+from everstep.core.errors import ExitCode, UsageError
 from everstep.core.layers import known_keys
 
 TABLE = Path(__file__).parents[2] / "docs" / "torchrun.md"
@@ -26,6 +27,8 @@ TABLE = Path(__file__).parents[2] / "docs" / "torchrun.md"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").touch()
     return tmp_path
 
 
@@ -69,14 +72,14 @@ def test_every_flag_of_torchrun_is_accepted() -> None:
         sample = SAMPLES.get(action.dest, "")
         for spelled in action.option_strings:
             for tokens in ([spelled, sample], [f"{spelled}={sample}"]) if sample else ([spelled],):
-                line = split([*tokens, "train.py", spelled])
+                line = split(["--dry-run", *tokens, "train.py", spelled])
                 assert line.script == ("train.py", spelled)
                 options.request(line, {})
         variable = f"PET_{action.dest.upper()}"
         flag = next(flag for flag in FLAGS if set(flag.names) & set(action.option_strings))
         assert bool(flag.metavar) == bool(sample) == (action.nargs != 0)
         assert (variable in flag.env) == (type(action).__name__ in ("env", "check_env"))
-        options.request(split(["train.py"]), {variable: sample or "1"})
+        options.request(split(["--dry-run", "train.py"]), {variable: sample or "1"})
 
 
 def test_every_flag_is_in_the_table_of_the_docs() -> None:
@@ -85,6 +88,11 @@ def test_every_flag_is_in_the_table_of_the_docs() -> None:
     theirs = {name.replace("_", "-") for action in torch_actions() for name in action.option_strings}
     assert theirs <= table
     assert table == {name for flag in FLAGS for name in flag.names}
+
+
+def test_every_exit_code_is_in_the_docs() -> None:
+    table = {int(code) for code in re.findall(r"^\| (\d+) \|", TABLE.read_text(), re.MULTILINE)}
+    assert table == set(ExitCode) - {ExitCode.NO_JOURNAL}  # a controller's, which its launcher answers
 
 
 def test_streams_mean_what_torchrun_means() -> None:
@@ -175,9 +183,10 @@ def test_variables_of_torchrun() -> None:
     assert (made.rendezvous.standalone, made.rendezvous.endpoint) == (False, "n0:1")
     assert (made.worker.run_path, made.logs.tee, made.restart.grace_s) == (True, "0", 11)
     assert config("train.py", PET_SHUTDOWN_TIMEOUT="12", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="11").restart.grace_s == 12
-    assert config("pkg.x", PET_MODULE="1").worker.kind == "module"
-    python = config("train.py", PYTHON_EXEC="/opt/python").worker
-    assert (python.python, python.zygote) == ("/opt/python", False)
+    assert config("pkg.train", PET_MODULE="1").worker.kind == "module"
+    other = shutil.which("sh") or ""
+    python = config("train.py", PYTHON_EXEC=other).worker
+    assert (python.python, python.zygote) == (other, False)
     assert config("train.py", PYTHON_EXEC=sys.executable).worker.zygote
 
 
@@ -211,10 +220,17 @@ def test_variables_of_torchrun() -> None:
         ("--set nodes.mni=2 train.py", "did you mean 'nodes.min'?"),
         ("", "no script given"),
         ("nope.py", "nope.py: no such file"),
+        ("pkg", "pkg is a directory without a __main__.py"),
+        ("-m pkg.nope", "-m pkg.nope: no module named nope in package pkg"),
+        ("--no-python nope", "nope: no such program in any folder on PATH"),
     ],
 )
 def test_errors_say_what_where_and_how(line: str, said: str) -> None:
     assert said in refused(line)
+
+
+def test_a_host_without_workers_needs_no_script() -> None:
+    assert config("--nnodes 2 --local-nodes 0 elsewhere.py").worker.target == "elsewhere.py"
 
 
 def test_a_wrong_variable_is_named() -> None:
@@ -270,6 +286,9 @@ def test_dry_run_prints_what_config_reads_back(folder: Path, capsys: pytest.Capt
     [
         (["run", "--nprok", "2"], "unknown flag '--nprok'"),
         (["run", "nope.py"], "nope.py: no such file"),
+        (["run", "--log-dir", "train.py", "train.py"], "train.py (--log-dir): it is no folder"),
+        (["run", "--log-dir", "train.py/logs", "train.py"], "train.py/logs (--log-dir): Not a directory"),
+        (["run", "--nproc-per-node", "100000", "train.py"], "100000 workers a node (--nproc-per-node) are too many"),
         (["runn"], "unknown command 'runn'; did you mean 'run'?"),
         (["--what"], "--what"),
     ],

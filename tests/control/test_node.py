@@ -76,6 +76,16 @@ def test_newer_epoch_waits_until_the_older_is_swept() -> None:
     assert kinds(commands)[-2:] == ["Launch", "Report"] and node.report.epoch == 2
 
 
+def test_who_is_parked_while_it_runs_has_nothing_left_to_save() -> None:
+    """A host that was frozen while others took its place: its workers may wait in a collective that nobody ends."""
+    node, commands = play(running(1), n.Directed(Directive(1, 2, Action.PARK, grace_s=30.0)))
+    assert signals(commands) == [((0, 1), signal.SIGKILL)]
+    node, _ = play(node, gone(1, 0), gone(1, 1), n.Swept(1))
+    assert node.report.activity is Activity.STOPPED
+    _, commands = play(running(1), n.Directed(Directive(1, 2, Action.LEAVE, grace_s=30.0)))
+    assert signals(commands) == [((0, 1), signal.SIGTERM)]
+
+
 def test_grace_ends_in_sigkill_once() -> None:
     node, _ = play(running(), stop(1, 2, grace_s=5.0))
     node, commands = play(node, n.Ticked(), now=4.9)

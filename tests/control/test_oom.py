@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,34 +23,8 @@ eaten = [b"x" * (1 << 20) for _ in range(1024)]
 """
 
 
-def own_memory_cgroup() -> tuple[Path, str]:
-    """Where a child cgroup of ours would lie, and the name of its limit; for the test only, plain layouts only."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory" + path), "memory.limit_in_bytes"
-    return Path("/sys/fs/cgroup" + path), "memory.max"
-
-
-@pytest.fixture
-def small_cgroup() -> Iterator[Path]:
-    parent, limit = own_memory_cgroup()
-    group = parent / f"everstep-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"cgroups cannot be created here: {error}")
-    try:
-        (group / limit).write_text(str(LIMIT_BYTES))
-    except OSError as error:
-        group.rmdir()
-        pytest.skip(f"memory cannot be limited here: {error}")
-    yield group
-    group.rmdir()
-
-
-def test_a_real_out_of_memory_kill_is_counted(small_cgroup: Path) -> None:
-    command = [sys.executable, "-IS", "-c", EATER, str(small_cgroup)]
+def test_a_real_out_of_memory_kill_is_counted(small_cgroup: Callable[[int], Path]) -> None:
+    command = [sys.executable, "-IS", "-c", EATER, str(small_cgroup(LIMIT_BYTES))]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
     watch = OomWatch(child.pid)

@@ -13,22 +13,24 @@ REPORT = NodeReport("n0", "i0", 1, 0.0, slots=2, address="127.0.0.1", store_port
 INPUTS: list[e.Input] = [e.JobSubmitted(SPEC), e.ControllerStarted(1), e.NodeReported(REPORT)]
 
 
-def journal() -> tuple[list[e.Entry], list[e.Record]]:
-    """A whole journal of three inputs with their records, and the records of the last input."""
-    job, entries, records = Job(SPEC), [], []
+def journal() -> tuple[Job, list[e.Entry], list[e.Record]]:
+    """The job after three inputs, their whole journal, and the records of the last input."""
+    job = Job(SPEC)
+    entries: list[e.Entry] = []
+    records: list[e.Record] = []
     for number, event in enumerate(INPUTS):
         job, commands = lifecycle.step(job, event, float(number))
         records = [c.record for c in commands if isinstance(c, Note)]
         for item in (event, *records):
             entries.append(e.Entry(len(entries) + 1, float(number), 0.0, "j", job.epoch, item))
-    return entries, records
+    return job, entries, records
 
 
 def test_every_cut_is_made_up_for() -> None:
-    entries, records = journal()
+    job, entries, records = journal()
     assert any(isinstance(record, e.EpochFormed) for record in records)
     for lost in range(len(records) + 1):
         replayed = replay(SPEC, entries[: len(entries) - lost])
         assert list(replayed.missing) == records[len(records) - lost :]
         assert replayed.term == 1
-        assert replayed.job.epoch == 1
+        assert replayed.job == job

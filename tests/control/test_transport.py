@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from everstep.control import transport
 from everstep.control.token import Side, prove
-from everstep.control.transport import AddressInUse, Link, Server, backoff, connect, listen
+from everstep.control.transport import AddressInUse, Link, Server, backoff, connect, knock, listen
 from everstep.core import wire
 from everstep.core.errors import Unreachable, UsageError
 from everstep.testing.echo import LOCAL, TOKEN, Echo, echo, hello, until, works
@@ -43,6 +43,19 @@ async def shut(writer: asyncio.StreamWriter) -> None:
 # The greeting -------------------------------------------------------------------------------------------
 
 
+def test_asking_which_job_runs_there_takes_no_token() -> None:
+    async def scenario() -> None:
+        async with echo() as served:
+            assert await knock(LOCAL, served.port) == "job"
+            await works(served, "node6")
+            assert not served.refused
+            port = served.port
+        with pytest.raises(Unreachable, match="connection refused"):
+            await knock(LOCAL, port)
+
+    asyncio.run(scenario())
+
+
 def test_both_sides_learn_who_the_other_is() -> None:
     async def scenario() -> None:
         async with echo() as served:
@@ -55,6 +68,7 @@ def test_both_sides_learn_who_the_other_is() -> None:
                 assert link.send(message)
                 assert await anext(link) == message
             sock = link._transport.get_extra_info("socket")
+            assert link.local_host == LOCAL
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             link.close()

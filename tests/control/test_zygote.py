@@ -69,12 +69,13 @@ class Bench:
         )
         attempt = Attempt(key, page, out, err, stacks)
         self.attempts.append(attempt)
-        self.hand_over(request, page.fd)
+        with socket.socket(socket.AF_UNIX) as channel:
+            self.hand_over(request, page.fd, channel.fileno())
         return attempt
 
-    def hand_over(self, request: SpawnRequest, fd: int) -> None:
+    def hand_over(self, request: SpawnRequest, *fds: int) -> None:
         async def spawn() -> None:
-            self.spawner.spawn(request, fd)
+            self.spawner.spawn(request, *fds)
 
         self.loop.run_until_complete(spawn())
 
@@ -174,7 +175,8 @@ def test_environment_arguments_and_files(bench: Bench) -> None:
     assert set(seen["env"]) <= {"PATH", "OMP_NUM_THREADS", "RANK", "BIG", "BIG2", "LC_CTYPE"}
     assert seen["file"] == script
     assert seen["path0"] == seen["cwd"] == str(bench.folder)
-    assert not [name for name in seen["fds"] if "socket" in name or "pipe" in name or "request" in name]
+    inherited = [name for name in seen["fds"] if "socket" in name or "pipe" in name or "request" in name]
+    assert len(inherited) == 1 and "socket" in inherited[0]  # its own channel, nobody else's
     assert seen["sid"]
     assert attempt.err.read_text() == "to stderr\n"
 
@@ -468,7 +470,7 @@ async def main(kind, folder):
     page = Page.create("x"); robust.init(page)
     null = "/dev/null"
     request = SpawnRequest(1, Kind.PROGRAM, "sleep", ("600",), dict(os.environ), folder, null, null)
-    spawner.spawn(request, page.fd)
+    spawner.spawn(request)
     await asyncio.sleep(600)
 asyncio.run(main(*sys.argv[1:]))
 """

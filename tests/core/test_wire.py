@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.core import wire
+from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.types import (
     Action,
     Activity,
@@ -33,7 +34,14 @@ count = st.integers(0, 2**40)
 seconds = st.floats(0, 1e9)
 small = st.integers(0, 1000)
 exits = st.builds(Exit, st.sampled_from(ExitCause), seconds, st.none() | small, st.none() | small, text)
-worker_reports = st.builds(WorkerReport, small, small, st.booleans(), st.none() | exits)
+seats = st.lists(st.builds(Seat, text, text, text, text), max_size=3).map(tuple)
+formations = st.builds(Formation, count, seats, st.booleans(), count, st.lists(small, max_size=3).map(tuple))
+sessions = st.builds(
+    SessionReport, text, st.sampled_from(Stage), count, count, count, text, text, st.booleans(), seconds
+)
+worker_reports = st.builds(
+    WorkerReport, small, small, st.booleans(), st.none() | exits, life=small, session=st.none() | sessions
+)
 members = st.builds(Member, text, text, text, small, small, small)
 plans = st.builds(EpochPlan, count, st.tuples(members, members), small, text, small, small)
 progress = st.builds(WorkerProgress, small, small, count, count, st.sampled_from(Phase), seconds, seconds, seconds)
@@ -48,9 +56,14 @@ TALK = {
         st.lists(worker_reports, max_size=3).map(tuple), st.dictionaries(text, text, max_size=2),
     ),
     NodeProgress: st.builds(NodeProgress, text, text, count, seconds, st.lists(progress, max_size=3).map(tuple)),
-    Directive: st.builds(Directive, small, count, st.sampled_from(Action), count, st.none() | plans, text, seconds),
+    Directive: st.builds(
+        Directive, small, count, st.sampled_from(Action), count, st.none() | plans, text, seconds,
+        formation=st.none() | formations, lives=st.lists(small, max_size=3).map(tuple),
+    ),
     StacksAsked: st.builds(StacksAsked, text, count, st.lists(small, max_size=4).map(tuple)),
     StacksTaken: st.builds(StacksTaken, text, text, count, st.dictionaries(small, text, max_size=3)),
+    Formation: formations,
+    SessionReport: sessions,
 }  # fmt: skip
 GREETING = {
     wire.Hello: st.builds(

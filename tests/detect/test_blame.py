@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from everstep.core.events import NodeLost, WorkerEnded
 from everstep.core.types import Exit, ExitCause, NodeLoss
-from everstep.detect.blame import first_cause, is_victim
+from everstep.detect.blame import first_cause, is_victim, sentence
 
 VICTIMS = [
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:33612",
@@ -106,12 +107,19 @@ def test_same_failure_of_all_is_one_cause() -> None:
     ]
     culprits, collateral, why = first_cause(all_ends)
     assert ranks(culprits) == [0, 1, 2] and collateral == ()
-    assert why == "rank 0 on node0 raised ValueError: rank 0: bad sample 50 at step 57; so did ranks 1, 2"
+    assert (
+        why == "rank 0 on node0 raised ValueError: rank 0: bad sample 50 at step 57; the same happened to ranks 1 and 2"
+    )
 
 
 def test_two_killed_workers_are_both_culprits() -> None:
-    culprits, _, _ = first_cause([ended(0, ExitCause.OOM, 10), ended(1, ExitCause.SIGNAL, 11, signal=9), victim(2)])
-    assert ranks(culprits) == [0, 1]
+    ends = [ended(0, ExitCause.OOM, 10, signal=9), ended(1, ExitCause.SIGNAL, 11, signal=9), victim(2)]
+    culprits, _, why = first_cause([*ends, ended(3, ExitCause.SIGNAL, 11, signal=9)])
+    assert ranks(culprits) == [0, 1, 3]
+    assert why == (
+        "rank 0 on node0 was killed by the kernel: out of memory at step 57; "
+        "rank 1 on node0 was killed by signal 9 (sent from outside) at step 57; the same happened to rank 3"
+    )
 
 
 def test_lost_node_is_the_cause_and_takes_its_workers_with_it() -> None:
@@ -132,7 +140,9 @@ def test_only_broken_connections_blame_the_one_that_left_early_else_the_first() 
     left = ended(1, ExitCause.OK, 9.8, code=0, step=12, total_step=12)
     culprits, collateral, why = first_cause([victim(0), left, victim(2)])
     assert (ranks(culprits), ranks(collateral)) == ([1], [0, 2])
-    assert "left early: its script ended at step 12" in why
+    assert why == "rank 1 on node0 ended (exit 0) at step 12 while the others still communicate"
+    saved = ended(1, ExitCause.OK, 11.0, code=0)  # asked to stop, for their sake
+    assert ranks(first_cause([victim(0), saved, victim(2)])[0]) == [0]
     culprits, _, why = first_cause([victim(0, 10.2), victim(2, 10.1)])
     assert ranks(culprits) == [2] and "no worker is known to have died" in why
 
@@ -159,3 +169,26 @@ def test_nothing_failed() -> None:
 def test_sentences(fields: dict[str, Any], part: str) -> None:
     fields = dict(fields)
     assert part in first_cause([ended(0, fields.pop("cause"), **fields)])[2]
+
+
+VERBS = ("was ", "raised ", "exited ", "crashed ", "did not ", "vanished ", "ended (", "could not be started: ")
+NOT_STARTED = "could not be started: cannot start /opt/python in /work: No such file or directory"
+SAID = {
+    ExitCause.ERROR: ("", "ValueError: the data set is empty.", NOT_STARTED),
+    ExitCause.EXIT_CODE: ("", "exit status 3", "the data set is empty."),
+}
+
+
+@pytest.mark.parametrize(("cause", "message"), [(c, m) for c in ExitCause for m in SAID.get(c, ("", "resident 3 GiB"))])
+def test_all_kinds_read_as_sentences(cause: ExitCause, message: str) -> None:
+    """After "rank 0 on node0" comes exactly one verb, and no part is empty, doubled or a placeholder."""
+    for signum in (9, 11, 15, 63):
+        text = sentence(Exit(cause, 0.0, code=3, signal=signum, message=message, step=57))
+        assert text.startswith(VERBS), text
+        assert not re.search(r"None|  |\. |\.\)|\(\)|: at|raised (could|was|exit)", text), text
+
+
+def test_who_was_not_started_is_told_from_who_raised() -> None:
+    culprits, _, why = first_cause([ended(0, ExitCause.ERROR, message=NOT_STARTED)])
+    assert why == f"rank 0 on node0 {NOT_STARTED}"
+    assert [b.cause for b in culprits] == ["not-started"]

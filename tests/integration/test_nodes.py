@@ -10,10 +10,13 @@ from pathlib import Path
 from everstep.control import procfs
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
+from everstep.core.types import NodeLoss
 from everstep.testing.local import LocalRun
 
-TINY = Path(__file__).parents[2] / "benchmarks" / "scripts" / "tiny_steps.py"
-BUSY = Path(__file__).parent / "scripts" / "busy.py"
+HERE = Path(__file__).parent
+TINY = HERE.parents[1] / "benchmarks" / "scripts" / "tiny_steps.py"
+BUSY = HERE / "scripts" / "busy.py"
+FAULTY = HERE / "scripts_hang" / "faulty.py"
 TWO_NODES = ("--nnodes", "1:2", "--local-nodes", "2", "--nproc-per-node", "1")
 
 
@@ -41,6 +44,29 @@ def test_a_lost_zygote_costs_only_its_node(tmp_path: Path) -> None:
         assert run.wait() == 128 + signal.SIGTERM
 
 
+def test_a_node_without_a_place_for_logs_leaves(tmp_path: Path) -> None:
+    """F10: it is not tried again in one epoch after the other; the other node and its warm process live on."""
+    logs = tmp_path / "logs"
+    options = (*TWO_NODES, "--log-dir", str(logs), "--set", "restart.crash_loop=1000")
+    with LocalRun(tmp_path, FAULTY, *options, "--set", "control.last_call_s=0.3", args=("wait", "wait")) as run:
+        run.until_step(5)
+        agent, warm = run.agent_pid("node0"), zygote_pid(run, "node0")
+        (folder,) = logs.glob("*/node1")
+        folder.rename(logs / "moved")
+        folder.write_text("not a folder")
+        run.kill(1)
+        run.until(lambda: "dies again and again; giving up" in run.text())
+        run.until_step(100)
+        assert [m.node for m in run.plan().members] == ["node0"]
+        assert len(run.events(e.EpochFormed)) == 3  # with both, with both again, without node1
+        assert [lost.node for lost in run.events(e.NodeLost)] == ["node1"]
+        assert "node1 has no place for its logs" in run.text()
+        assert (run.agent_pid("node0"), zygote_pid(run, "node0")) == (agent, warm)
+        assert not list(tmp_path.glob("twice-*"))
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 128 + signal.SIGTERM
+
+
 def test_any_training_node_may_be_lost(tmp_path: Path) -> None:
     """A10: the controller runs beside the job; the whole host of rank 0 goes, its launcher included."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -62,8 +88,33 @@ def test_any_training_node_may_be_lost(tmp_path: Path) -> None:
             head.until(lambda: len(head.plan().members) == 1, timeout_s=20)
             head.until_step(3)
             assert head.plan().members[0].node != leader
+            assert head.plan().restart_count == 0  # no fault of the script's, whichever rank failed of it
+            assert [b.node for b in head.events(e.IncidentUpdated)[-1].culprits] == [leader]
             head.signal(signal.SIGTERM)
             assert head.wait() == 128 + signal.SIGTERM
+
+
+def test_a_frozen_host_holds_nobody_up(tmp_path: Path) -> None:
+    """C2: its kernel keeps every connection open. Who waits in a collective with it is woken, not left to the grace."""
+    options = (*TWO_NODES, "--grace", "6", "--set", "control.lease_s=2", "--set", "control.last_call_s=0.3")
+    with LocalRun(tmp_path, HERE / "scripts" / "reduce.py", *options, args=("1000000", "8")) as run:
+        run.until_step(3)
+        frozen = [run.agent_pid("node1"), run.pids()[1]]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        run.until_step(3, epoch=2)
+        (lost,) = run.events(e.NodeLost)
+        assert (lost.node, lost.how) == ("node1", NodeLoss.SILENT)
+        (closed,) = run.events(e.IncidentClosed)
+        assert closed.phases["stop"] < 3.0, closed.phases
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        run.until(lambda: len(run.plan().members) == 2)
+        run.until_step(3, epoch=run.plan().epoch)
+        assert frozen[0] == run.agent_pid("node1")
+        assert frozen[1] not in run.pids().values()
+        run.signal(signal.SIGTERM)
+        assert run.wait() == 128 + signal.SIGTERM
 
 
 def test_starting_from_scratch_is_told(tmp_path: Path) -> None:
@@ -75,3 +126,14 @@ def test_starting_from_scratch_is_told(tmp_path: Path) -> None:
         (alert,) = [a for a in run.events(e.Alert) if a.kind == "step-fell-back"]
         assert "started from scratch" in alert.text
         assert alert.text in (run.run_dir / "summary.txt").read_text()
+
+
+def test_who_resumes_is_not_blamed(tmp_path: Path) -> None:
+    """E16: steps made again since the last checkpoint are told; they are no start from scratch."""
+    script, args = HERE / "scripts" / "train.py", ("--steps", "60", "--save-every", "5")
+    with LocalRun(tmp_path, script, "--nproc-per-node", "2", args=args) as run:
+        run.until_step(23)
+        run.kill(0)
+        assert run.wait() == ExitCode.OK
+        assert "step-fell-back" not in [alert.kind for alert in run.events(e.Alert)]
+        assert "from scratch" not in (run.run_dir / "summary.txt").read_text()

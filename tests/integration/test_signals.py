@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
@@ -16,6 +17,7 @@ import pytest
 from everstep.control import procfs
 from everstep.control.agent import LEAVE_SIGNAL
 from everstep.core import events as e
+from everstep.core.types import ExitCause
 from everstep.testing.local import LocalRun
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -35,6 +37,17 @@ def gone_after(run: LocalRun, pids: list[int]) -> float:
         assert time.monotonic() - began < 10, f"still there: {left}; {run.text()[-2000:]}"
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def signal_everybody(run: LocalRun, order: random.Random) -> int:
+    """SIGTERM to each process of the run's tree in less than a millisecond, as `scancel` does; how many they were."""
+    assert run.process is not None
+    everybody, found = {run.process.pid}, {run.process.pid}
+    while found := {child for pid in found for child in procfs.children(pid)} - everybody:
+        everybody |= found
+    for pid in order.sample(sorted(everybody), len(everybody)):
+        os.kill(pid, signal.SIGTERM)
+    return len(everybody)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -100,18 +113,23 @@ def test_no_grandchild_survives_a_restart(tmp_path: Path, zygote: bool) -> None:
 # B4: the emergency checkpoint ---------------------------------------------------------------------------
 
 
-def test_a_stop_of_the_process_group_saves_and_the_resumed_run_is_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loaders", ["group", "fork", "spawn"])
+def test_a_stop_from_outside_saves_and_the_resumed_run_is_the_same(tmp_path: Path, loaders: str) -> None:
+    """SIGTERM to the launcher's group (a terminal, `timeout`), or to every process of the job (a scheduler)."""
     args = ("--steps", "150", "--save-every", "1000", "--loader-workers", "2")
+    context = () if loaders == "group" else ("--loader-context", loaders)
     stopped, oracle = tmp_path / "stopped", tmp_path / "oracle"
     for folder in (stopped, oracle):
         folder.mkdir()
-    with LocalRun(stopped, TRAIN, "--nproc-per-node", "2", args=args) as run:
+    with LocalRun(stopped, TRAIN, "--nproc-per-node", "2", args=(*args, *context)) as run:
         run.until_step(3)
-        run.signal_group(signal.SIGTERM)
+        run.signal_group(signal.SIGTERM) if loaders == "group" else signal_everybody(run, random.Random(4))
         assert run.wait() == TERMINATED
         assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed], run.text()
         assert [x.kind for x in run.events(e.IncidentOpened)] == ["stop"]
         assert len(run.events(e.ControllerStarted)) == 1
+        steps = stop_steps(run)
+        assert len(steps) == 2 and len(set(steps)) == 1, run.text()
     first = losses(stopped, 0)
     assert 3 <= len(first) < 150
     with ExitStack() as stack:
@@ -121,6 +139,26 @@ def test_a_stop_of_the_process_group_saves_and_the_resumed_run_is_the_same(tmp_p
     for rank in (0, 1):
         assert losses(stopped, rank) == losses(oracle, rank)
         assert len((stopped / f"losses-{rank}.jsonl").read_text().splitlines()) == 150, "a step was lost or redone"
+
+
+def test_data_loader_workers_outlive_a_sigterm_of_others_and_all_else_ends_by_its_own(tmp_path: Path) -> None:
+    """Programs and processes of the script end by `terminate()` and `os.kill` as ever, DataLoader workers too."""
+    with LocalRun(tmp_path, SCRIPTS / "terminates.py") as run:
+        assert run.wait() == 0, run.text()
+    found = json.loads((tmp_path / "found.json").read_text())
+    ended = -signal.SIGTERM
+    assert [found.pop(name) for name in ("program", "fork")] == [ended] * 2
+    assert found == {
+        f"{name}, {kind}": value
+        for kind in ("fork", "spawn")
+        for name, value in {
+            "process": ended,
+            "program of a loader": ended,
+            "fork of a loader": 0,  # it inherits torch's handler: status 0 when its parent says so
+            "items after a signal from outside": True,
+            "loaders that were terminated": [0, 0],
+        }.items()
+    }
 
 
 # B5: in any phase ---------------------------------------------------------------------------------------
@@ -148,6 +186,19 @@ def test_a_stop_in_any_phase_ends_within_the_grace(tmp_path: Path) -> None:
             saved = stopped[0] if stopped else {"data": "5", "evaluation": "5"}.get(where, "")
             words = f"last save   at step {saved}" if saved else "last save   none seen"
             assert words in (run.run_dir / "summary.txt").read_text(), f"{where}: {run.text()}"
+
+
+@pytest.mark.parametrize("zygote", [True, False], ids=["zygote", "plain"])
+def test_a_stop_before_there_are_workers_needs_no_grace(tmp_path: Path, zygote: bool) -> None:
+    """They get SIGTERM as soon as they exist, and it must not be lost on what they are before they run the script."""
+    options = ("--nproc-per-node", "2", *(() if zygote else ("--no-zygote",)))
+    with LocalRun(tmp_path, TRAIN, *options, args=("--steps", "100000")) as run:
+        run.until((run.run_dir / "agent-node0.pid").exists)
+        run.until(lambda: run.events(e.EpochFormed))
+        signal_everybody(run, random.Random(5))
+        assert run.wait() == TERMINATED
+        ends = [w.exit for w in run.events(e.WorkerEnded)]
+        assert not [end for end in ends if end.cause is ExitCause.GRACE], run.text()
 
 
 # B6: together -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.core import events as e
 from everstep.core.types import Blame, EpochPlan, Member, Phase, WorkerProgress
-from everstep.observe.status import SHOWN_WORKERS, Live, read_live, render_status
+from everstep.observe.status import SHOWN_WORKERS, Live, Quiet, read_live, render_status
 from everstep.observe.summary import IncidentSummary, Summary, summarize
 from everstep.observe.text import advise, duration, render, show, who
 
@@ -122,9 +122,29 @@ def test_status_shows_live_workers(journal: list[e.Entry]) -> None:
     assert len(lines) == 4 and "90" in lines[0] and "300 MiB" in lines[0] and lines[2].endswith("STOPPED")
 
 
-def test_status_without_a_controller_says_so(journal: list[e.Entry]) -> None:
-    assert "no controller answers" in render_status(summarize(journal[:-2]), None)
-    assert "no controller answers" not in render_status(summarize(journal), None)
+@pytest.mark.parametrize(
+    ("lives", "machine", "parts"),
+    [
+        (
+            False,
+            "h1",
+            ("demo: ended without a word (killed?), last event 12.0 s ago, while forming", "launcher on h1 is"),
+        ),
+        (True, "h1", ("demo: no controller answers, last event 12.0 s ago, while forming", "launcher on h1 lives")),
+        (None, "h1", ("demo: nobody answers, last event 12.0 s ago", "cannot be told from here: ask on h1, where it")),
+        (None, "", ("demo: nobody answers, last event 12.0 s ago", "ask on the machine where it was started")),
+    ],
+)
+def test_status_without_an_answer_says_what_is_known(
+    journal: list[e.Entry], lives: bool | None, machine: str, parts: tuple[str, ...]
+) -> None:
+    text = render_status(summarize(journal[:-2]), None, Quiet("refused", lives, machine, 12.0))
+    assert all(part in text for part in (*parts, "no answer: refused", "140 made"))
+    assert ("ended" in text.splitlines()[0]) == (lives is False)
+
+
+def test_status_of_a_job_that_has_ended_needs_no_answer(journal: list[e.Entry]) -> None:
+    assert render_status(summarize(journal), None).startswith("job demo finished: every worker ran to its end\n")
 
 
 def test_status_of_many_workers_shows_those_that_lag() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -93,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EverstepError as error:
         print(f"everstep: error: {error}", file=sys.stderr)
         return int(error.code)
+    except KeyboardInterrupt:
+        print("everstep: SIGINT: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _open_standard_streams() -> None:

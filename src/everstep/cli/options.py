@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from everstep.cli import torchrun
 from everstep.cli.torchrun import Flag, key, nothing, switch
+from everstep.control.launch import Kind
+from everstep.control.target import why_not
 from everstep.core.config import RunConfig
 from everstep.core.endpoint import controller_address, is_loopback
 from everstep.core.errors import UsageError
@@ -160,7 +162,7 @@ def request(line: CommandLine, environ: Mapping[str, str]) -> Request:
     said += _reachable_from_here_only(resolved)
     dry_run = line.has("--dry-run")
     if not dry_run:
-        _require_target(resolved.config)
+        _require_target(resolved.config, environ)
     return Request(resolved, tuple(said), dry_run)
 
 
@@ -236,14 +238,16 @@ def _reachable_from_here_only(resolved: Resolved) -> list[str]:
     return [f"the controller's address {address[0]} is this machine's own: nodes on other machines cannot join"]
 
 
-def _require_target(config: RunConfig) -> None:
+def _require_target(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """There is a script, and workers of this machine can run it. What other machines have, their own launchers see."""
     worker = config.worker
     if not worker.target:
         raise UsageError("no script given: everstep run [options] script.py [arguments of the script]")
-    if worker.kind == "script" and not Path(worker.target).exists():
-        raise UsageError(
-            f"{worker.target}: no such file in {Path.cwd()} (for a module use -m, for a program --no-python)"
-        )
+    if not config.nodes.local_nodes:  # only the controller is here
+        return
+    why = why_not(Kind(worker.kind), worker.target, worker.python, {**environ, **config.env})
+    if why:
+        raise UsageError(why)
 
 
 def help_text() -> str:

@@ -15,14 +15,18 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
+from everstep.cli import presence
+from everstep.cli.joining import Joined, join
 from everstep.cli.narrate import Narrator
-from everstep.cli.seat import Seat, num_slots, take_seat
+from everstep.cli.seat import Seat, num_slots, require_room, take_seat
 from everstep.control import sweep
 from everstep.control.output import Console
 from everstep.control.prepare import AgentOptions
@@ -43,9 +47,16 @@ PR_SET_PDEATHSIG = 1
 
 def run(config: RunConfig) -> int:
     """Run the job to its end, or this host's part in it; returns the exit code (see core.errors)."""
+    slots = num_slots(config.nodes.nproc_per_node)
+    if config.nodes.local_nodes:  # spare ones run workers only in the place of others
+        require_room(slots, config.nodes.local_nodes)
+        _require_log_dir(config)
     seat = take_seat(config)
+    joined = None if seat.listener else join(config, seat)
+    if isinstance(joined, signal.Signals):
+        return 128 + joined
     try:
-        launcher = Launcher.hosting(config, seat) if seat.listener else Launcher.joining(config, seat)
+        launcher = Launcher.joining(config, seat, slots, joined) if joined else Launcher.hosting(config, seat, slots)
     except OSError as error:
         raise UsageError(f"no run folder in {config.logs.run_dir} (--run-dir): {error.strerror}") from error
     console, before = Console(), sys.stderr
@@ -57,14 +68,28 @@ def run(config: RunConfig) -> int:
         console.close(PATIENCE_S)
 
 
+def _require_log_dir(config: RunConfig) -> None:
+    """Refuse a --log-dir in which the nodes of this host could not make their folders."""
+    if not config.logs.log_dir:
+        return
+    folder = Path(config.logs.log_dir).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder).cleanup()
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"no logs can be kept in {folder} (--log-dir): {why}") from error
+
+
 class Launcher:
     """One `everstep run`: the processes of this host."""
 
-    def __init__(self, config: RunConfig, seat: Seat, job: str, run_dir: Path) -> None:
+    def __init__(self, config: RunConfig, seat: Seat, slots: int, job: str, run_dir: Path) -> None:
         self.config = config
         self.job = job
         self.run_dir = run_dir
         self.listener = seat.listener
+        self.present: BinaryIO | None = None  # its lock shows that this launcher lives
         self.host, self.port = seat.host, seat.port
         self.seat = seat
         self.tls = client_context(config.control.tls_cert)
@@ -73,36 +98,36 @@ class Launcher:
         self.agents: dict[str, asyncio.subprocess.Process] = {}
         self.incarnations: dict[str, str] = {}
         self.stops = 0
-        self.slots = num_slots(config.nodes.nproc_per_node)
+        self.slots = slots
         self.broken_nodes: set[str] = set()  # whose agents died AGENT_LIVES times
         self.ending = asyncio.Event()
         self.exit_code = int(ExitCode.INTERNAL)
         self.minders: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def hosting(cls, config: RunConfig, seat: Seat) -> Launcher:
+    def hosting(cls, config: RunConfig, seat: Seat, slots: int) -> Launcher:
         """This host has the controller: a new job, its run folder, its token."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         job = f"{config.job or Path(config.worker.target).stem or 'job'}-{stamp}-{secrets.token_hex(2)}"
-        launcher = cls(config, seat, job, Path(config.logs.run_dir).absolute() / job)
+        launcher = cls(config, seat, slots, job, Path(config.logs.run_dir).absolute() / job)
         launcher.run_dir.mkdir(parents=True)
         if not launcher.token_file.exists() and not config.control.token_file:
             launcher.token_file.parent.mkdir(parents=True, exist_ok=True)
             create_token(launcher.token_file)
         (launcher.run_dir / "config.json").write_bytes(msgspec.json.encode(config))
-        where = {"host": launcher.host, "port": launcher.port, "job": job, "token_file": str(launcher.token_file)}
-        where["tls_cert"] = config.control.tls_cert and str(Path(config.control.tls_cert).absolute())
-        (launcher.run_dir / "controller.json").write_bytes(msgspec.json.encode(where))
+        cert = config.control.tls_cert and str(Path(config.control.tls_cert).absolute())
+        where = presence.Address(launcher.host, launcher.port, job, str(launcher.token_file), cert)
+        launcher.present = presence.publish(launcher.run_dir, where)
         _point_to(launcher.run_dir)
         return launcher
 
     @classmethod
-    def joining(cls, config: RunConfig, seat: Seat) -> Launcher:
-        """The controller is elsewhere: ask it which job this is."""
-        job = asyncio.run(_ask_job(config, seat))
-        run_dir = Path(config.logs.run_dir).absolute() / f"{job}-{socket.gethostname()}-{os.getpid()}"
+    def joining(cls, config: RunConfig, seat: Seat, slots: int, joined: Joined) -> Launcher:
+        """The controller is elsewhere, and has said which job this is."""
+        run_dir = Path(config.logs.run_dir).absolute() / f"{joined.job}-{socket.gethostname()}-{os.getpid()}"
         run_dir.mkdir(parents=True)
-        return cls(config, seat, job, run_dir)
+        nodes = tuple((node, address or joined.address) for node, address in seat.nodes)
+        return cls(config, msgspec.structs.replace(seat, nodes=nodes), slots, joined.job, run_dir)
 
     async def run(self) -> int:
         _set_subreaper()
@@ -221,7 +246,7 @@ class Launcher:
         return base / node
 
     async def _mind_agent(self, node: str, address: str) -> None:
-        for _ in range(AGENT_LIVES):
+        for life in range(1, AGENT_LIVES + 1):
             status = await self.agents[node].wait()
             if self.ending.is_set() or (status >= 0 and status not in BROKEN):
                 break
@@ -229,11 +254,12 @@ class Launcher:
             await asyncio.to_thread(sweep.purge, self.job, node, ())
             if self.stops:
                 break
+            if life == AGENT_LIVES:
+                print(f"everstep: the agent of {node} dies again and again; giving up", file=sys.stderr)
+                self.broken_nodes.add(node)
+                break
             print(f"everstep: the agent of {node} died ({_words(status)}); starting it again", file=sys.stderr)
             await self._start_agent(node, address)
-        else:
-            print(f"everstep: the agent of {node} dies again and again; giving up", file=sys.stderr)
-            self.broken_nodes.add(node)
         names = {name for name, _ in self.seat.nodes}
         if self.broken_nodes == names and self.config.nodes.max <= len(names):  # nobody else can go on
             self.exit_code = int(ExitCode.INTERNAL)
@@ -320,24 +346,6 @@ def _point_to(run_dir: Path) -> None:
     except IsADirectoryError:
         temporary.unlink()
         print(f"everstep: note: {latest} is a folder and not a link to the newest run; it stays", file=sys.stderr)
-
-
-async def _ask_job(config: RunConfig, seat: Seat) -> str:
-    """The job at the controller we are to join; waits for it as long as a join may take."""
-    token = read_token(Path(seat.token))
-    hello = wire.Hello(role="launcher", node="", incarnation="", job="")
-    tls = client_context(config.control.tls_cert)
-    deadline = time.monotonic() + config.control.join_timeout_s
-    while True:
-        try:
-            link = await connect(seat.host, seat.port, token, hello, tls=tls)
-        except Unreachable as error:
-            if error.refused or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.5)
-            continue
-        link.close()
-        return link.job
 
 
 def _words(status: int) -> str:

@@ -1,4 +1,8 @@
-"""`everstep status [RUN]`: how a job is doing, from its journal and, while it runs, from its controller."""
+"""`everstep status [RUN]`: how a job is doing, from its journal and, while it runs, from its controller.
+
+Exit code: 0 when the controller answers or the journal has the job's end, GONE when nobody answers and the launcher is
+gone, UNREACHABLE when nobody answers and the launcher lives, or cannot be seen from here.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +10,65 @@ import asyncio
 import time
 from pathlib import Path
 
-import msgspec
-
+from everstep.cli import presence
+from everstep.cli.presence import Address
 from everstep.control.journal import read
 from everstep.control.tls import client_context
 from everstep.control.token import read_token
 from everstep.control.transport import connect
 from everstep.core import wire
-from everstep.core.errors import Unreachable, UsageError
-from everstep.observe.status import Live, read_live, render_status
-from everstep.observe.summary import summarize
+from everstep.core.errors import EverstepError, ExitCode, UsageError
+from everstep.observe.status import Live, Quiet, read_live, render_status
+from everstep.observe.summary import Summary, summarize
 
 LATEST = Path("everstep_runs/latest")
-
-
-class Address(msgspec.Struct):
-    """controller.json of a run folder."""
-
-    host: str
-    port: int
-    job: str
-    token_file: str
-    tls_cert: str
+ANSWER_S = 2.0  # the controller has this long for its answer
 
 
 def status(run: Path = LATEST) -> int:
     """Show the state of a job: RUN is its run folder (default: the newest one below ./everstep_runs)."""
-    journal = run / "journal.jsonl"
-    if not journal.exists():
+    if not (run / "journal.jsonl").exists():
         raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed, or start a job first")
-    summary = summarize(read(journal))
-    live = None if summary.ended else asyncio.run(_ask(run))
-    if live is not None:  # the journal's newest entry may be old
+    summary, _ = _told(run)
+    if summary.ended:
+        return _show(render_status(summary, None), ExitCode.OK)
+    address = presence.read(run)
+    answer = asyncio.run(_ask(address)) if address else "its run folder has no controller.json"
+    if isinstance(answer, Live):  # the journal's newest entry may be old
         summary.wall_s = max(summary.wall_s, time.time() - summary.submitted_wall_s)
-    print(render_status(summary, live))
-    return 0
+        return _show(render_status(summary, answer), ExitCode.OK)
+    lives = presence.launcher_lives(run, address) if address else None
+    summary, last_wall_s = _told(run)  # again: the job may have ended while it was asked
+    if summary.ended:
+        return _show(render_status(summary, None), ExitCode.OK)
+    age_s = max(0.0, time.time() - last_wall_s) if last_wall_s else -1.0
+    quiet = Quiet(answer, lives, address.machine if address else "", age_s)
+    return _show(render_status(summary, None, quiet), ExitCode.GONE if lives is False else ExitCode.UNREACHABLE)
 
 
-async def _ask(run: Path) -> Live | None:
-    """What the controller says; None when it does not answer (the journal alone must do)."""
-    address = msgspec.json.decode((run / "controller.json").read_bytes(), type=Address)
+def _show(text: str, code: ExitCode) -> ExitCode:
+    print(text, end="")
+    return code
+
+
+def _told(run: Path) -> tuple[Summary, float]:
+    """What the journal tells, and the wall time of its last event (0: it has none)."""
+    entries = list(read(run / "journal.jsonl"))
+    return summarize(entries), entries[-1].wall_s if entries else 0.0
+
+
+async def _ask(address: Address) -> Live | str:
+    """What the controller says; why not, when it does not answer."""
     hello = wire.Hello(role="cli", node="", incarnation="", job=address.job)
     try:
-        token, tls = read_token(Path(address.token_file)), client_context(address.tls_cert)
-        link = await connect(address.host, address.port, token, hello, timeout_s=2.0, tls=tls)
-        link.send(wire.Query())
-        reply = await link.expect(wire.Reply)
-    except (Unreachable, ConnectionError) as error:
-        print(f"everstep: the controller does not answer ({error}); from the journal alone:")
-        return None
-    link.close()
+        async with asyncio.timeout(2 * ANSWER_S):
+            token, tls = read_token(Path(address.token_file)), client_context(address.tls_cert)
+            link = await connect(address.host, address.port, token, hello, timeout_s=ANSWER_S, tls=tls)
+            link.send(wire.Query())
+            reply = await link.expect(wire.Reply)
+            link.close()
+    except (EverstepError, ConnectionError) as error:  # a token that cannot be read is no answer either
+        return str(error)
+    except TimeoutError:
+        return f"the controller at {address.host}:{address.port} took the question and does not answer"
     return read_live(reply.payload)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -19,30 +20,31 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from everstep.control import node as n
 from everstep.control import sockets, sweep
 from everstep.control.crew import Crew
-from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, Warm
+from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, SpawnRequest, Warm
 from everstep.control.oom import OomWatch
 from everstep.control.output import Console, Tail
-from everstep.control.prepare import AgentOptions, Workplace
+from everstep.control.prepare import KEYS, STORE, AgentOptions, Workplace
 from everstep.control.spawner import PlainSpawner, ZygoteSpawner
 from everstep.control.stacks import take_stacks
 from everstep.control.tls import client_context
 from everstep.control.token import read_token
+from everstep.control.trackers import see_out
 from everstep.control.transport import Link, backoff, connect
 from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.core import wire
 from everstep.core.errors import EverstepError, ExitCode, Unreachable
-from everstep.core.types import Directive, Exit, NodeProgress, NodeReport, StacksAsked
+from everstep.core.formation import SessionReport
+from everstep.core.types import Directive, EpochPlan, Exit, NodeProgress, NodeReport, StacksAsked
 
 LOOK_S = 0.02  # an error that escaped a script is seen after at most this long
 TICK_S = 0.1
-STORE = -1  # the store's place among the keys of an epoch
-KEYS = 1 << 16  # keys an epoch: its workers', and the store's
 
 LEAVE_SIGNAL = signal.SIGUSR2  # give this node up: it leaves the job at once, the others go on
 
@@ -83,6 +85,7 @@ class Agent:
         self.cut_refused = False
         self.quitting = asyncio.Event()
         self.exit_code = int(ExitCode.OK)
+        self.broken: BaseException | None = None  # a defect of ours, in a callback or a task that nobody awaits
         self.tasks: set[asyncio.Task[None]] = set()
 
     def _make_spawner(self) -> Spawner:
@@ -115,6 +118,10 @@ class Agent:
         match command:
             case n.Launch(plan):
                 self._launch(plan.epoch)
+            case n.Respawn(local_rank, life) if crew:
+                self._respawn(crew, local_rank, life)
+            case n.Tell(formation) if crew:
+                crew.tell(formation)
             case n.SignalWorkers(local_ranks, signum) if crew:
                 judged = signum == signal.SIGKILL and not self.node.killed
                 crew.signal(local_ranks, signum, hung=judged)
@@ -141,19 +148,39 @@ class Agent:
         plan = self.node.plan
         assert plan is not None
         try:
-            ranks = range(self.options.slots)
-            requests = [(rank, self.place.request(plan, rank, epoch * KEYS + rank)) for rank in ranks]
+            workers = self.node.report.workers
+            requests = [(w.local_rank, self.place.request(plan, w.local_rank, w.life, self.token)) for w in workers]
         except OSError as error:
             self._give_up(f"{self.options.node} has no place for its logs: {error}")
             return
         for local_rank, request in requests:
-            for path, fd in self.place.console(request, local_rank):
-                rank = plan.rank(self.options.node, local_rank)
-                self.tail.follow(path, self.place.prefix(rank, local_rank), fd)
+            self._follow(plan, local_rank, request)
         if plan.members[0].node == self.options.node:
             self._start_store(epoch * KEYS + KEYS + STORE, plan.world_size)
-        self.crew = Crew(plan, requests, self.spawner, self.oom, self._failed, self._gone)
+        self.crew = Crew(plan, requests, self.spawner, self.oom, self._failed, self._gone, self._session)
         self.crew.start(time.monotonic_ns())
+        if self.node.directive.formation is not None:
+            self.crew.tell(self.node.directive.formation)
+
+    def _respawn(self, crew: Crew, local_rank: int, life: int) -> None:
+        try:
+            request = self.place.request(crew.plan, local_rank, life, self.token)
+        except OSError as error:
+            self._give_up(f"{self.options.node} has no place for its logs: {error}")
+            return
+        for path, _ in self.place.console(crew.workers[local_rank].request, local_rank):
+            self.tail.finish(path)
+        self._follow(crew.plan, local_rank, request)
+        crew.respawn(local_rank, request, time.monotonic_ns())
+
+    def _follow(self, plan: EpochPlan, local_rank: int, request: SpawnRequest) -> None:
+        """What the worker writes shows on the console, as far as it is wanted there."""
+        for path, fd in self.place.console(request, local_rank):
+            rank = plan.rank(self.options.node, local_rank)
+            self.tail.follow(path, self.place.prefix(rank, local_rank), fd)
+
+    def _session(self, local_rank: int, report: SessionReport) -> None:
+        self.feed(n.SessionSpoke(self.node.report.epoch, local_rank, report))
 
     def _start_store(self, key: int, world_size: int) -> None:
         """The listening socket goes to the store's process; a fresh one is opened for the next epoch."""
@@ -193,7 +220,8 @@ class Agent:
 
     def _purge(self) -> None:
         traces = sweep.Traces(reapers=(self.spawner.pid,) if self.spawner.pid else ())
-        purged = sweep.purge(self.options.job, self.options.node, (), traces)
+        purged = sweep.purge(self.options.job, self.options.node, (), traces, trackers_s=0)
+        self._spawn(see_out(purged.trackers))
         if purged.remaining:
             print(f"everstep: processes {purged.remaining} cannot be killed", file=sys.stderr)
 
@@ -262,14 +290,33 @@ class Agent:
                 self._spawn(self._answer_stacks(self.crew, message))
 
     async def _answer_stacks(self, crew: Crew, asked: StacksAsked) -> None:
-        taken = await take_stacks(crew, asked, self.options.node)
+        try:
+            taken = await take_stacks(crew, asked, self.options.node)
+        except OSError as error:  # one that is just going: evidence is not worth a node
+            print(f"everstep: the stacks of {self.options.node}'s workers were not taken: {error}", file=sys.stderr)
+            return
         if self.link is not None:
             self.link.send(taken)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled():
+            self._break(task.exception())
+
+    def _broke(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What a callback of the loop raised would be a line on the console, and this agent half dead."""
+        self._break(context.get("exception") or RuntimeError(context["message"]))
+
+    def _break(self, error: BaseException | None) -> None:
+        """End, with the traceback and ExitCode.INTERNAL: the launcher starts a fresh agent in our place."""
+        if error is not None:
+            self.broken = self.broken or error
+            self.quitting.set()
 
     # Time -----------------------------------------------------------------------------------------------
 
@@ -301,8 +348,11 @@ class Agent:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._broke)
         for name in self.config.restart.signals:
             signal.signal(signal.Signals[name], signal.SIG_IGN)  # sent to everybody: the launcher stops the job
+        # What we start inherits this: our SIGTERM to a process that is not isolated yet waits until it is.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         loop.add_signal_handler(LEAVE_SIGNAL, lambda: self.feed(n.LeaveAsked()))
         self._purge()  # an earlier agent of this name may have left something
         try:
@@ -328,6 +378,8 @@ class Agent:
         await self._close()
         for task in done - {quitting}:
             task.result()  # a defect of ours must not pass silently
+        if self.broken is not None:
+            raise self.broken
         return self.exit_code
 
     async def _close(self) -> None:
@@ -341,6 +393,8 @@ class Agent:
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a handful for each worker
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=AgentOptions)
     if os.getppid() != options.launcher_pid:
         return int(ExitCode.NODE_LOST)  # the launcher died before we were ready

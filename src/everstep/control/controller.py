@@ -21,11 +21,12 @@ from typing import Any
 
 import msgspec
 
-from everstep.control import lifecycle
+from everstep.control import lifecycle, seats
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.output import Console
+from everstep.control.patience import Patience
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
 from everstep.control.replay import replay
@@ -74,6 +75,8 @@ class Controller:
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
         self.watch = HangWatch(config)
+        self.acting: frozenset[int] = frozenset()  # ranks whose progress counts
+        self.patience = Patience()
         self.events: deque[e.Input] = deque()
         self.told: tuple[str, float] | None = None  # incident, and the first sign of it
         self.stop_step = 0  # at which a planned end of this epoch stops every worker; 0: none
@@ -117,7 +120,8 @@ class Controller:
             return
         self.journal.append(event, now, self.clock.wall(), job.epoch)
         before, self.job = self.job, job
-        if job.epoch != before.epoch:
+        if job.epoch != before.epoch or job.formation != before.formation:
+            self._flush_steps(now)
             self._new_epoch()
         for command in commands:
             self._carry_out(command, now)
@@ -170,8 +174,11 @@ class Controller:
 
     def _new_epoch(self) -> None:
         self.stop_step = 0
+        self.acting = seats.acting(self.job)
         plan = self.job.plan
-        self.progress = EpochProgress(self.job.epoch, plan.world_size if plan else 0)
+        if plan is not None:  # as the detector sees it: only who has a role can hold the others up
+            plan = msgspec.structs.replace(plan, world_size=len(self.acting))
+        self.progress = EpochProgress(self.job.epoch, len(self.acting))
         self.watch.new_epoch(plan)
         self.evidence.forget()
 
@@ -236,6 +243,23 @@ class Controller:
                 self._stacks(message, now)
 
     def _reported(self, report: NodeReport, now: float) -> None:
+        if self.patience.holds(self.job, report, now):
+            assert self.job.plan is not None
+            for node, asked in self.patience.questions(self.job.plan, self.progress.workers):
+                self._send(node, asked)
+            self._settle(now)
+        else:
+            self._accept(report, now)
+
+    def _settle(self, now: float) -> None:
+        """Whom those waited for that gave up is known, or will not be: go on."""
+        verdict, reports = self.patience.settle(self.job, self.progress.workers, now)
+        if verdict is not None:
+            self.feed(e.HangJudged(self.job.epoch, verdict))
+        for report in reports:
+            self._accept(report, now)
+
+    def _accept(self, report: NodeReport, now: float) -> None:
         self.feed(e.NodeReported(report))
         if report.node not in self.greeted:  # its silence is over only when it hears what it is to do
             self.greeted.add(report.node)
@@ -260,6 +284,8 @@ class Controller:
     def _progressed(self, message: NodeProgress, now: float) -> None:
         if message.epoch != self.job.epoch or self.job.plan is None:
             return
+        workers = tuple(w for w in message.workers if w.rank in self.acting)
+        message = msgspec.structs.replace(message, workers=workers)
         self.progress.add(message, now)
         seen = self.progress.record(now)
         if seen is not None:
@@ -293,6 +319,8 @@ class Controller:
         elif taken.epoch == self.job.epoch and self.job.stage in ACTIVE:
             self.evidence.keep(taken)
             self._judge(self.watch.saw(taken, now))
+            self.patience.saw(taken)
+            self._settle(now)
 
     # Time -----------------------------------------------------------------------------------------------
 
@@ -308,6 +336,7 @@ class Controller:
                     self.feed(e.NodeGone(node, state.report.incarnation, NodeLoss.SILENT))
         if self.job.stage in ACTIVE:
             self._judge(self.watch.tick(now))
+        self._settle(now)
         self.feed(e.Ticked())
         for node, directive in self.job.directives.items():
             if not self._followed(node, directive) and now - self.resent_s.get(node, 0.0) > RESEND_S:
@@ -319,7 +348,9 @@ class Controller:
         if node is None:
             return True
         if directive.action.value == "run":
-            return node.report.epoch >= directive.epoch
+            lives = dict(enumerate(directive.lives))
+            current = all(w.life >= lives.get(w.local_rank, 0) for w in node.report.workers)
+            return node.report.epoch > directive.epoch or (node.report.epoch == directive.epoch and current)
         if directive.action.value == "stop":
             return node.stopped(directive.epoch)
         return node.at_rest and directive.action.value != "leave"

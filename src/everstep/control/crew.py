@@ -16,9 +16,11 @@ from pathlib import Path
 import msgspec
 
 from everstep.control import procfs, robust, sockets
+from everstep.control.channel import Channel
 from everstep.control.host import ProcessHandle
 from everstep.control.launch import Kind, Reaped, Spawner, SpawnRequest
 from everstep.control.oom import OomWatch, explain_signal
+from everstep.core.formation import Formation, SessionReport
 from everstep.core.page import STACKS_SIGNAL, STOP_NOW, Page, Word
 from everstep.core.types import EpochPlan, Exit, ExitCause, Phase, WorkerProgress
 
@@ -41,6 +43,7 @@ class Worker:
         self.rank = rank
         self.request = request
         self.page = page
+        self.channel: Channel | None = None
         self.pid = 0
         self.gone = False
         self.failed_told = False
@@ -54,6 +57,7 @@ class Worker:
         self.peak_rss_bytes = 0  # as the kernel counted it; known after the end
         self.watch: robust.DeathWatch | None = None
         self.born_ns = 0
+        self.speaks = False  # its script opened a session
 
     def word(self, word: Word) -> int:
         return self.page[word] if self.page is not None else 0
@@ -161,6 +165,9 @@ class Worker:
         if self.page is not None:
             self.page.close()
             self.page = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
 
 class Crew:
@@ -174,6 +181,7 @@ class Crew:
         oom: OomWatch,
         on_failed: Callable[[int, Exit], None],
         on_gone: Callable[[int, Exit], None],
+        on_session: Callable[[int, SessionReport], None],
     ) -> None:
         self.plan = plan
         self.spawner = spawner
@@ -181,26 +189,64 @@ class Crew:
         self.oom_before = oom.count()
         self.on_failed = on_failed
         self.on_gone = on_gone
+        self.on_session = on_session
+        self.formation: Formation | None = None
         self.stepped = False  # the first step of all was told
         self.workers: dict[int, Worker] = {}
         self.by_key: dict[int, Worker] = {}
         for local_rank, request in requests:
-            page = None if request.kind is Kind.PROGRAM else Page.create(f"{plan.epoch}-{local_rank}")
-            worker = Worker(local_rank, plan.rank(request.env["EVERSTEP_NODE"], local_rank), request, page)
-            self.workers[local_rank] = self.by_key[request.key] = worker
+            self._add(local_rank, request)
+
+    def _add(self, local_rank: int, request: SpawnRequest) -> Worker:
+        page = None if request.kind is Kind.PROGRAM else Page.create(f"{self.plan.epoch}-{local_rank}")
+        worker = Worker(local_rank, self.plan.rank(request.env["EVERSTEP_NODE"], local_rank), request, page)
+        self.workers[local_rank] = self.by_key[request.key] = worker
+        return worker
 
     def start(self, now_ns: int) -> None:
-        loop = asyncio.get_running_loop()
         for worker in self.workers.values():
-            worker.born_ns = now_ns
-            if worker.page is not None:
-                robust.init(worker.page)
+            self._spawn(worker, now_ns)
 
-                def died(at_ns: int, worker: Worker = worker) -> None:
-                    loop.call_soon_threadsafe(self._died, worker, at_ns)
+    def respawn(self, local_rank: int, request: SpawnRequest, now_ns: int) -> None:
+        """A new process in the place of one that is gone."""
+        former = self.workers[local_rank]
+        assert former.gone
+        former.forget()
+        del self.by_key[former.request.key]
+        self._spawn(self._add(local_rank, request), now_ns)
 
-                worker.watch = robust.DeathWatch(worker.page, died)
-            self.spawner.spawn(worker.request, worker.page.fd if worker.page else -1)
+    def _spawn(self, worker: Worker, now_ns: int) -> None:
+        worker.born_ns = now_ns
+        if worker.page is None:  # not Python: no hooks, no session
+            self.spawner.spawn(worker.request)
+            return
+        robust.init(worker.page)
+        loop = asyncio.get_running_loop()
+
+        def died(at_ns: int) -> None:
+            loop.call_soon_threadsafe(self._died, worker, at_ns)
+
+        worker.watch = robust.DeathWatch(worker.page, died)
+        worker.channel = Channel(worker.request.worker, lambda report: self._spoke(worker, report))
+        self.spawner.spawn(worker.request, worker.page.fd, worker.channel.theirs)
+        worker.channel.handed_over()
+
+    # Sessions -------------------------------------------------------------------------------------------
+
+    def tell(self, formation: Formation) -> None:
+        """Every worker with a session hears of it; one that opens its session later, then."""
+        self.formation = formation
+        for worker in self.workers.values():
+            if worker.channel is not None and worker.speaks:
+                worker.channel.tell(formation)
+
+    def _spoke(self, worker: Worker, report: SessionReport) -> None:
+        if worker.gone:
+            return
+        if not worker.speaks and self.formation is not None and worker.channel is not None:
+            worker.channel.tell(self.formation)
+        worker.speaks = True
+        self.on_session(worker.local_rank, report)
 
     # What happens to them -------------------------------------------------------------------------------
 
@@ -272,8 +318,8 @@ class Crew:
         if code:
             message = worker.error_message() or f"exit status {code}"
             return worker.ended(ExitCause.EXIT_CODE, now_ns, message, status)
-        if worker.page is None or worker.word(Word.FINISHED_NS):
-            return worker.ended(ExitCause.OK, now_ns, "", status)
+        if worker.page is None or worker.word(Word.FINISHED_NS):  # to its peers it was gone when its script was
+            return worker.ended(ExitCause.OK, worker.word(Word.FINISHED_NS) or now_ns, "", status)
         if worker.asked_to_stop:
             return worker.ended(ExitCause.STOPPED, now_ns, "left by os._exit(0) when asked to stop", status)
         why = "left by os._exit(0) before its script ended"
@@ -285,6 +331,9 @@ class Crew:
         if worker.lingered_s:
             why = f"its script ended; killed because its process did not end in {worker.lingered_s:.0f} s more"
             return worker.ended(ExitCause.OK, now_ns, why, status)
+        if worker.word(Word.FINISHED_NS) and worker.asked_to_stop:
+            why = "its script had ended; a signal of ours only shortened its tear-down"
+            return worker.ended(ExitCause.OK, worker.word(Word.FINISHED_NS), why, status)
         if worker.hung:
             return worker.ended(ExitCause.STOPPED, now_ns, "killed: judged hung", status)
         killed_now = self.oom.count()

@@ -81,6 +81,8 @@ class Draft:
         plan = self.job.plan
         member = plan.member(name) if plan else None
         if plan is None or member is None or member.incarnation != node.report.incarnation:
+            if plan is not None and not node.at_rest:  # its place was given away, and it may not have heard of it
+                self.gone(record.incarnation, self.now + self.longest_s())
             return
         if node.stopped(plan.epoch):
             return

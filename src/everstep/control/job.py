@@ -7,7 +7,8 @@ import enum
 import msgspec
 
 from everstep.core import events as e
-from everstep.core.types import Activity, Blame, Directive, EpochPlan, JobSpec, NodeReport
+from everstep.core.formation import Formation
+from everstep.core.types import Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
 from everstep.detect.repeat import Signature
 
 
@@ -17,6 +18,7 @@ class Stage(str, enum.Enum):
     CHECKING = "checking"  # waiting for nodes, checking them before the first start
     FORMING = "forming"  # an epoch was dealt, not every member runs it yet
     RUNNING = "running"
+    RESEATING = "re-seating"  # survivors go on in a new formation, not all of them are in it yet
     SUSPECT = "suspect"  # something looks hung, evidence is being collected
     EVICTING = "evicting"  # the epoch's workers are being stopped
     REFORMING = "re-forming"  # nothing runs; waiting for enough nodes
@@ -26,7 +28,7 @@ class Stage(str, enum.Enum):
 
 
 ENDED = (Stage.FINISHED, Stage.FAILED)
-ACTIVE = (Stage.FORMING, Stage.RUNNING, Stage.SUSPECT)  # an epoch is on its way
+ACTIVE = (Stage.FORMING, Stage.RUNNING, Stage.RESEATING, Stage.SUSPECT)  # an epoch is on its way
 WAITING = (Stage.CHECKING, Stage.REFORMING)  # nothing runs
 
 
@@ -96,6 +98,13 @@ class Job(msgspec.Struct, frozen=True):
     restarts: int = 0
     signatures: tuple[Signature, ...] = ()
     best_step: int = 0  # highest optimizer step a worker reported at its end
+    formation: Formation | None = None  # who holds which role, when the script has a session
+    before: Formation | None = None  # what a planned formation follows, until every member acts in that one
+    superseded: tuple[Formation, ...] = ()  # formations before these that may still be acted in, out of our sight
+    founders: frozenset[str] = frozenset()  # of the first formation: nothing is committed without those still in it
+    formed: int = 0  # number of the last formation; never reused
+    lives: dict[int, int] = {}  # rank -> life that its process must have, where it is not 0
+    departed: dict[int, Exit] = {}  # rank -> how its former life ended, as far as it is known
     stop: e.StopAsked | None = None
     outcome: Outcome | None = None
 

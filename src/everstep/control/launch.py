@@ -1,7 +1,7 @@
 """What an agent asks its zygote for, and what comes back: the messages between the two processes.
 
-They travel as msgpack datagrams over a Unix SEQPACKET socket pair; descriptors (the worker's page, or the
-store's listening socket) ride along with SCM_RIGHTS.
+They travel as msgpack datagrams over a Unix SEQPACKET socket pair; descriptors (the worker's page and its channel, or
+the store's listening socket) ride along with SCM_RIGHTS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Kind(str, enum.Enum):
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
-    """One process to start. `key` names it in every answer. The page's (or the store's) descriptor comes along."""
+    """One process to start. `key` names it in every answer. Descriptors come along: of the page and the channel, or of
+    the store's socket."""
 
     key: int
     kind: Kind
@@ -31,6 +32,9 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     stderr: str
     stacks: str = ""  # where faulthandler writes when it is asked (control.stacks.SIGNAL)
     world_size: int = 0  # for a store
+    worker: str = ""  # its name in formations
+    address: str = ""  # where other nodes reach it
+    secret: bytes = b""  # proves links between workers; never in the environment
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +73,7 @@ class Spawner:
     """What an agent needs from a zygote client or the plain spawner; both are this shape.
 
     `start()` returns at once; `on_answer` is called in the event loop with each Answer. `spawn` hands over
-    `fd` (the caller keeps its own copy). `close()` ends the zygote; its workers are the caller's to end first.
+    `fds` (the caller keeps its own copies). `close()` ends the zygote; its workers are the caller's to end first.
     """
 
     @property
@@ -80,7 +84,7 @@ class Spawner:
     async def start(self) -> None:
         raise AssertionError("abstract")
 
-    def spawn(self, request: SpawnRequest, fd: int) -> None:
+    def spawn(self, request: SpawnRequest, *fds: int) -> None:
         raise AssertionError("abstract")
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import membership
+from everstep.control import membership, reform
 from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
@@ -73,6 +73,7 @@ def _reported(draft: Draft, report: NodeReport) -> None:
         _replaced(draft, report.node, latest)
     known = draft.job.nodes.get(report.node)
     if known is None:
+        reform.returned(draft, report)
         draft.join(report)
         _collect_ends(draft, report)
         if job.stage in ENDED:
@@ -96,15 +97,22 @@ def _replaced(draft: Draft, name: str, incarnation: str) -> None:
 
 
 def _collect_ends(draft: Draft, report: NodeReport) -> None:
-    """Note each worker's end once, and again when more is known (it failed first, the status came later)."""
+    """Note each worker's end once, and again when more is known (it failed first, the status came later).
+
+    What is still said about a process that was replaced since is history.
+    """
     job, plan = draft.job, draft.job.plan
     member = plan.member(report.node) if plan else None
     if plan is None or member is None or report.epoch != plan.epoch or report.incarnation != member.incarnation:
         return
     for worker in report.workers:
+        rank = plan.rank(report.node, worker.local_rank)
+        if worker.before is not None:
+            reform.learn(draft, rank, report.node, worker.before)
         if worker.exit is None:
             continue
-        rank = plan.rank(report.node, worker.local_rank)
+        if worker.life < job.lives.get(rank, 0):
+            continue
         known = job.ended.get(rank)
         if known is not None and known.exit == worker.exit:
             continue
@@ -130,6 +138,8 @@ def _gone(draft: Draft, name: str, incarnation: str, how: NodeLoss) -> None:
 
 
 def _hung(draft: Draft, verdict: Verdict) -> None:
+    if reform.hung(draft, verdict):
+        return
     draft.open_incident(verdict.kind, verdict.culprits, verdict.why, counts=True)
     ranks = tuple(c.rank for c in verdict.culprits if c.rank >= 0)
     _evict(draft, cut=True, kill_ranks=ranks)
@@ -162,7 +172,7 @@ def _react(draft: Draft) -> None:
     _expire(draft)
     if draft.job.stage in ACTIVE:
         _check_epoch(draft)
-    if draft.job.stage is Stage.EVICTING and draft.settled():
+    if draft.job.stage is Stage.EVICTING and draft.settled() and reform.over(draft):
         conclude(draft)
     if draft.job.stage is Stage.STOPPING:
         _check_stopping(draft)
@@ -185,6 +195,10 @@ def _expire(draft: Draft) -> None:
 def _check_epoch(draft: Draft) -> None:
     job, plan = draft.job, draft.job.plan
     assert plan is not None
+    if job.formation is not None:
+        if reform.react(draft):
+            return
+        job = draft.job
     stopped = [w for w in job.ended.values() if w.exit.cause in (ExitCause.STOPPED, ExitCause.GRACE)]
     failed = [w for w in job.ended.values() if w.exit.failed and w not in stopped]
     nodes = [job.nodes.get(m.node) for m in plan.members]
@@ -207,11 +221,16 @@ def _check_epoch(draft: Draft) -> None:
         blames = [Blame(w.rank, w.node, "stopped on its own") for w in stopped]
         draft.open_incident("interrupted", blames, "workers were stopped without an order", counts=False)
         _evict(draft, cut=True)
+    elif job.formation is not None:
+        draft.open_incident("interrupted", (), "nobody who holds the state is left", counts=False)
+        _evict(draft, cut=True)
     else:
         if job.stage is Stage.FORMING and all(n is None or n.report.epoch == plan.epoch for n in nodes):
             draft.enter(Stage.RUNNING)
         if draft.job.stage is not Stage.FORMING:
-            _check_growth(draft)
+            reform.begin(draft)
+            if draft.job.formation is None:
+                _check_growth(draft)
 
 
 def _complete(draft: Draft) -> None:
@@ -295,6 +314,7 @@ def _form(draft: Draft, present: list[NodeReport]) -> None:
     previous = job.plan.members if job.plan else ()
     plan = membership.deal(job.epoch + 1, previous, present, job.spec.max_nodes, job.restarts)
     draft.set(epoch=plan.epoch, plan=plan, ended={}, lost=(), gone_by={}, grow_at_s=0.0, incident=None)
+    draft.set(formation=None, before=None, superseded=(), founders=frozenset(), lives={}, departed={})
     draft.note(e.EpochFormed(plan))
     draft.enter(Stage.FORMING)
     for report in present:

@@ -50,6 +50,11 @@ class Link(asyncio.Protocol):
         self._written = 0
         self._stall: asyncio.TimerHandle | None = None
 
+    @property
+    def local_host(self) -> str:
+        """This side's address: how the other side's host reaches us."""
+        return str(self._transport.get_extra_info("sockname")[0])
+
     # Sending --------------------------------------------------------------------------------------------
 
     def send(self, message: wire.Message) -> bool:

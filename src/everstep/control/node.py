@@ -14,7 +14,8 @@ import signal
 import msgspec
 
 from everstep.control.membership import fence_after_s
-from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, NodeReport, WorkerReport
+from everstep.core.formation import Formation, SessionReport
+from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, ExitCause, NodeReport, WorkerReport
 
 ALIGN_S = 10.0  # a stop aligned to a step waits this long (at most half the grace) for that step
 
@@ -77,6 +78,14 @@ class TermSeen(msgspec.Struct, frozen=True):
     local_rank: int
 
 
+class SessionSpoke(msgspec.Struct, frozen=True):
+    """What the session of a worker's script reports: its stage, its epoch, where it listens."""
+
+    epoch: int
+    local_rank: int
+    report: SessionReport
+
+
 class Swept(msgspec.Struct, frozen=True):
     epoch: int
 
@@ -106,6 +115,7 @@ NodeEvent = (
     | WorkerGone
     | WorkerLingers
     | TermSeen
+    | SessionSpoke
     | Swept
     | StoreOpened
     | LinkChanged
@@ -119,6 +129,19 @@ NodeEvent = (
 
 class Launch(msgspec.Struct, frozen=True):
     plan: EpochPlan
+
+
+class Respawn(msgspec.Struct, frozen=True):
+    """A new process in the place of one that is gone."""
+
+    local_rank: int
+    life: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """The sessions of this node's workers hear of a formation. Repeating it is harmless."""
+
+    formation: Formation
 
 
 class SignalWorkers(msgspec.Struct, frozen=True):
@@ -157,7 +180,7 @@ class Quit(msgspec.Struct, frozen=True):
     pass
 
 
-Command = Launch | SignalWorkers | CutSockets | EndLingering | StopAtStep | Sweep | Report | Quit
+Command = Launch | Respawn | Tell | SignalWorkers | CutSockets | EndLingering | StopAtStep | Sweep | Report | Quit
 
 
 def step(node: Node, event: NodeEvent, now: float) -> tuple[Node, list[Command]]:
@@ -204,12 +227,16 @@ class _Draft:
             case WorkerStarted(epoch, local_rank, pid) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, pid=pid)
                 self.signal_late(local_rank)
+                if self.activity is Activity.RUNNING:
+                    self.reseat()  # its place may be wanted for the next life since it was asked for
             case WorkerFailed(epoch, local_rank, exit) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, exit=exit)
                 if self.activity is Activity.STOPPING and self.node.directive.cut:
                     self.commands.append(SignalWorkers((local_rank,), signal.SIGKILL))
             case WorkerGone(epoch, local_rank, exit) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, gone=True, exit=exit)
+                if self.activity is Activity.RUNNING:
+                    self.reseat()
                 self.sweep_when_empty()
             case WorkerLingers(epoch, local_rank, silent_s) if epoch == self.node.report.epoch:
                 # Tear-down can dead-lock in a library; whoever waited for this process would wait for ever.
@@ -217,6 +244,8 @@ class _Draft:
                     self.commands.append(EndLingering(local_rank))
             case TermSeen(epoch, local_rank) if epoch == self.node.report.epoch:
                 self.change_worker(local_rank, term_asked=True)
+            case SessionSpoke(epoch, local_rank, report) if epoch == self.node.report.epoch:
+                self.change_worker(local_rank, session=report)
             case Swept(epoch) if epoch == self.node.report.epoch and not self.alive:
                 self.set_report(activity=Activity.STOPPED)
                 self.follow()
@@ -231,6 +260,8 @@ class _Draft:
             case LeaveAsked():
                 self.set_report(leaving=True)
                 self.stop_unasked()
+                if self.node.directive.formation is not None:
+                    self.sweep_when_empty()
                 self.leave_when_idle()
             case Ticked():
                 self.tick()
@@ -251,8 +282,12 @@ class _Draft:
         if directive.action is Action.RUN:
             if directive.epoch > self.node.report.epoch and not self.node.report.leaving:
                 self.stop_now() if busy else self.launch(directive)
+            elif directive.epoch == self.node.report.epoch and directive.formation is not None:
+                self.follow_formation(directive)
         elif directive.action is Action.STOP:
             self.follow_stop(directive)
+        elif busy and directive.action is Action.PARK:
+            self.stop_now()  # others have its place: what it would save must not meet what they load
         elif busy:
             self.begin_stop(directive)
         elif directive.action is Action.LEAVE:
@@ -276,10 +311,36 @@ class _Draft:
         member = plan.member(self.node.report.node)
         if member is None or member.incarnation != self.node.report.incarnation:
             return  # meant for an earlier agent of this name
-        workers = tuple(WorkerReport(local_rank) for local_rank in range(member.slots))
+        workers = tuple(WorkerReport(k, life=_life(directive, k)) for k in range(member.slots))
         self.set(plan=plan, killed=False, stop_by_s=0.0, term_by_s=0.0)
         self.set_report(epoch=plan.epoch, activity=Activity.RUNNING, workers=workers)
         self.commands.append(Launch(plan))
+
+    def follow_formation(self, directive: Directive) -> None:
+        """The plan may have changed, and which process of a place counts."""
+        if self.activity is Activity.RUNNING:
+            self.set(plan=directive.plan)
+            self.reseat()
+            assert directive.formation is not None
+            self.commands.append(Tell(directive.formation))
+        elif self.activity is Activity.STOPPED and not self.node.report.leaving:
+            workers = self.node.report.workers  # it was lost, has stopped, and is wanted again
+            if all(_life(directive, w.local_rank) > w.life for w in workers):
+                self.launch(directive)
+
+    def reseat(self) -> None:
+        """Places whose process is to be a later life: end what is left of the old one, then start it."""
+        for worker in self.node.report.workers:
+            life = _life(self.node.directive, worker.local_rank)
+            if life <= worker.life or self.node.directive.epoch != self.node.report.epoch:
+                continue
+            if worker.gone and not self.node.report.leaving:
+                before = worker.exit
+                fresh = {"pid": 0, "gone": False, "exit": None, "term_asked": False, "session": None}
+                self.change_worker(worker.local_rank, **fresh, life=life, before=before)
+                self.commands.append(Respawn(worker.local_rank, life))
+            elif not worker.gone:
+                self.commands.append(SignalWorkers((worker.local_rank,), signal.SIGKILL))
 
     def change_worker(self, local_rank: int, **changes: object) -> None:
         workers = list(self.node.report.workers)
@@ -287,8 +348,13 @@ class _Draft:
         self.set_report(workers=tuple(workers))
 
     def sweep_when_empty(self) -> None:
-        if not self.alive and self.activity in (Activity.RUNNING, Activity.STOPPING):
-            self.commands.append(Sweep(self.node.report.epoch))
+        if self.alive or self.activity not in (Activity.RUNNING, Activity.STOPPING):
+            return
+        failed = any(w.exit is not None and w.exit.cause is not ExitCause.OK for w in self.node.report.workers)
+        wanted = self.node.directive.formation is not None and not self.node.report.leaving
+        if self.activity is Activity.RUNNING and wanted and failed:
+            return  # the places may be filled again
+        self.commands.append(Sweep(self.node.report.epoch))
 
     def begin_stop(self, order: Directive) -> None:
         """SIGTERM now or at a step; a repeated order can only shorten the grace."""
@@ -361,3 +427,7 @@ class _Draft:
         if busy and node.silent_since_s and not self.node.killed:
             if self.now - node.silent_since_s >= node.fence_after_s:
                 self.stop_now()
+
+
+def _life(directive: Directive, local_rank: int) -> int:
+    return directive.lives[local_rank] if local_rank < len(directive.lives) else 0

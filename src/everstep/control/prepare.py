@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import importlib.metadata
 import os
 import platform
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.control import seats
 from everstep.control.environ import worker_env
 from everstep.control.launch import Kind, SpawnRequest, Warm
 from everstep.control.output import line_prefix
 from everstep.core.config import RunConfig, Std
 from everstep.core.types import EpochPlan
+
+STORE = -1  # the store's place among the keys of an epoch
+KEYS = 1 << 16  # keys an epoch: its workers', of all lives, and the store's
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
@@ -81,11 +86,16 @@ class Workplace:
         sock.listen(1024)
         return sock
 
-    def folder(self, epoch: int, local_rank: int) -> Path:
-        return Path(self.options.log_dir) / f"attempt_{epoch}" / str(local_rank)
+    def folder(self, epoch: int, local_rank: int, life: int) -> Path:
+        name = f"{local_rank}.{life}" if life else str(local_rank)
+        return Path(self.options.log_dir) / f"attempt_{epoch}" / name
 
-    def request(self, plan: EpochPlan, local_rank: int, key: int) -> SpawnRequest:
-        worker, folder = self.config.worker, self.folder(plan.epoch, local_rank)
+    def request(self, plan: EpochPlan, local_rank: int, life: int, secret: bytes) -> SpawnRequest:
+        """`secret`: the job's token; workers prove to each other what is derived from it."""
+        worker, folder = self.config.worker, self.folder(plan.epoch, local_rank, life)
+        slots = self.options.slots
+        key = plan.epoch * KEYS + life * slots + local_rank
+        assert life * slots + local_rank < KEYS - 1
         folder.mkdir(parents=True, exist_ok=True)
         env = worker_env(
             self.base,
@@ -111,6 +121,9 @@ class Workplace:
             stdout=str(folder / "stdout.log"),
             stderr=str(folder / "stderr.log"),
             stacks=str(folder / "stacks.txt"),
+            worker=seats.name(self.options.node, local_rank, life),
+            address=self.options.address,
+            secret=hmac.digest(secret, b"everstep links", "sha256"),
         )
 
     def console(self, request: SpawnRequest, local_rank: int) -> list[tuple[str, int]]:

@@ -41,6 +41,10 @@ class Recovery:
                 self._stamp("running_s", now)
             case e.StepsSeen():
                 return self._steps(record)
+            case e.StepResumed(_, _, gap_s):
+                closed = [self._close(item, "recovered", now, gap_s) for item in self.open.values()]
+                self.open.clear()
+                return closed
             case e.JobEnded(_, why):
                 closed = [self._close(item, f"job ended: {why}", now, -1.0) for item in self.open.values()]
                 self.open.clear()

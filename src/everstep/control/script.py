@@ -7,6 +7,7 @@ multiprocessing finds the file again. How it ended is told to the agent at once,
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
@@ -15,8 +16,10 @@ import os
 import sys
 import time
 import traceback
+import zipimport
 from types import CodeType, ModuleType, TracebackType
 
+from everstep.control import target
 from everstep.control.launch import Kind, SpawnRequest
 from everstep.core.page import Page, Word
 from everstep.probe import boot
@@ -106,20 +109,37 @@ def _set_arguments(argv0: str, directory: str, request: SpawnRequest) -> None:
 
 def _load_file(request: SpawnRequest) -> tuple[CodeType, ModuleType]:
     path = os.path.abspath(request.target)
-    directory = os.path.dirname(os.path.realpath(path))
-    if os.path.isdir(path):
-        directory, path = path, os.path.join(path, "__main__.py")
+    found = target.container(path)
+    if found is not None:
+        return _load_container(path, found[0], request)
     try:
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
         raise NotRunnable(f"can't open file {path!r}: {error.strerror}") from error
-    _set_arguments(request.target, directory, request)
+    _set_arguments(request.target, os.path.dirname(os.path.realpath(path)), request)
     module = ModuleType("__main__")
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     module.__spec__ = None
     return compile(source, path, "exec", dont_inherit=True), _with_builtins(module)
+
+
+def _load_container(
+    path: str, spec: importlib.machinery.ModuleSpec | None, request: SpawnRequest
+) -> tuple[CodeType, ModuleType]:
+    """A directory or zip file with a __main__ module, as `python PATH` runs it: it comes first on sys.path, always."""
+    code = _code(spec)
+    if spec is None or code is None:
+        raise NotRunnable(f"can't find '__main__' module in {path!r}")
+    sys.argv = [request.target, *request.args]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    sys.path.insert(0, path)
+    module = ModuleType("__main__")
+    module.__file__, module.__loader__, module.__spec__ = spec.origin, spec.loader, spec
+    module.__package__ = ""
+    module.__dict__["__cached__"] = spec.cached
+    return code, _with_builtins(module)
 
 
 def _load_module(request: SpawnRequest) -> tuple[CodeType, ModuleType]:
@@ -128,7 +148,7 @@ def _load_module(request: SpawnRequest) -> tuple[CodeType, ModuleType]:
     spec = _find(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _find(f"{name}.__main__")
-    code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, importlib.abc.InspectLoader) else None
+    code = _code(spec)
     if spec is None or code is None:
         raise NotRunnable(f"no module named {name}, or nothing in it to run")
     sys.argv[0] = spec.origin or name
@@ -137,6 +157,14 @@ def _load_module(request: SpawnRequest) -> tuple[CodeType, ModuleType]:
     module.__package__ = spec.parent
     module.__dict__["__cached__"] = spec.cached
     return code, _with_builtins(module)
+
+
+def _code(spec: importlib.machinery.ModuleSpec | None) -> CodeType | None:
+    """None when nothing was found, or only what has no Python code."""
+    loader = spec.loader if spec else None
+    if spec and isinstance(loader, importlib.abc.InspectLoader | zipimport.zipimporter):
+        return loader.get_code(spec.name)
+    return None
 
 
 def _find(name: str) -> importlib.machinery.ModuleSpec | None:

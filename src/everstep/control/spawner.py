@@ -57,7 +57,7 @@ class ZygoteSpawner(Spawner):
         self._env = {**(os.environ if env is None else env), **ONE_THREAD}
         self._python = python
         self._warm = False
-        self._waiting: deque[tuple[SpawnRequest, int]] = deque()
+        self._waiting: deque[tuple[SpawnRequest, list[int]]] = deque()
         self._process: _Process | None = None
         self._channel: socket.socket | None = None
         self._plain: PlainSpawner | None = None  # what serves instead when the warm process must not be forked
@@ -76,40 +76,40 @@ class ZygoteSpawner(Spawner):
             self._process = _Process(command, self._env, None, (theirs.fileno(),), self._died)
         asyncio.get_running_loop().add_reader(ours, self._readable)
 
-    def spawn(self, request: SpawnRequest, fd: int) -> None:
+    def spawn(self, request: SpawnRequest, *fds: int) -> None:
         if self._plain is not None:
-            self._plain.spawn(request, fd)
+            self._plain.spawn(request, *fds)
             return
         if self._process is None:
             self._on_answer(SpawnFailed(request.key, "the zygote is gone"))
             return
-        self._waiting.append((request, os.dup(fd)))
+        self._waiting.append((request, [os.dup(fd) for fd in fds]))
         self._flush()
 
     def _flush(self) -> None:
         """Send what waits, as far as the socket takes it. The request travels in a memfd: any size fits."""
         channel = self._channel
         while self._warm and self._waiting and channel is not None:
-            request, fd = self._waiting[0]
+            request, fds = self._waiting[0]
             try:
                 with _as_memfd(request) as body:
-                    socket.send_fds(channel, [b"spawn"], [body.fileno(), fd])
+                    socket.send_fds(channel, [b"spawn"], [body.fileno(), *fds])
             except BlockingIOError:
                 asyncio.get_running_loop().add_writer(channel, self._writable)
                 return
             except (BrokenPipeError, ConnectionResetError):
                 return  # it is dying; `_died` answers for whatever waits
             self._waiting.popleft()
-            os.close(fd)
+            _close_all(fds)
 
     def _fall_back(self, why: str) -> None:
         """Start workers plainly from now on, with what waits first. The warm process ends with its channel."""
         print(f"everstep: starting workers plainly: {why}", file=sys.stderr)
         self._plain = PlainSpawner(self._on_answer, self._python)
         while self._waiting:
-            request, fd = self._waiting.popleft()
-            self._plain.spawn(request, fd)
-            os.close(fd)
+            request, fds = self._waiting.popleft()
+            self._plain.spawn(request, *fds)
+            _close_all(fds)
         self._shut()
 
     def _writable(self) -> None:
@@ -153,8 +153,8 @@ class ZygoteSpawner(Spawner):
             asyncio.get_running_loop().remove_reader(channel)
             asyncio.get_running_loop().remove_writer(channel)
             channel.close()
-        for request, fd in self._waiting:
-            os.close(fd)
+        for request, fds in self._waiting:
+            _close_all(fds)
             self._on_answer(SpawnFailed(request.key, "the zygote is gone"))
         self._waiting.clear()
 
@@ -178,7 +178,7 @@ class PlainSpawner(Spawner):
     async def start(self) -> None:
         """There is nothing to warm up."""
 
-    def spawn(self, request: SpawnRequest, fd: int) -> None:
+    def spawn(self, request: SpawnRequest, *fds: int) -> None:
         key = request.key
 
         def ended(status: int, max_rss_bytes: int) -> None:
@@ -186,8 +186,8 @@ class PlainSpawner(Spawner):
 
         with _as_memfd(request) as body:
             command = [self._python, "-P", "-m", "everstep.control.worker", "--request", str(body.fileno())]
-            command += ["--fd", str(fd), "--parent", str(os.getpid())]
-            passed = (body.fileno(), fd) if fd >= 0 else (body.fileno(),)  # a program has no page
+            command += ["--parent", str(os.getpid()), "--fds", *map(str, fds)]
+            passed = (body.fileno(), *fds)
             try:
                 process = _Process(command, request.env, request.cwd, passed, ended)
             except OSError as error:
@@ -254,6 +254,11 @@ def _as_memfd(request: SpawnRequest) -> Iterator[BufferedWriter]:
         file.write(msgspec.msgpack.encode(request))
         file.flush()
         yield file
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _how(status: int) -> str:

@@ -23,6 +23,7 @@ import msgspec
 from everstep.control import procfs
 from everstep.control.host import ProcessHandle
 from everstep.control.procfs import ProcessSample
+from everstep.control.trackers import LAST_S, is_tracker
 
 JOB_VARIABLE = "EVERSTEP_JOB_ID"
 NODE_VARIABLE = "EVERSTEP_NODE"
@@ -50,11 +51,15 @@ NO_TRACES = Traces()
 
 
 class Purged(msgspec.Struct, frozen=True):
-    """What `purge` did: who was killed, and who is still there (stuck in the kernel, or another user's)."""
+    """What `purge` did: who was killed, and who is still there (stuck in the kernel, or another user's).
+
+    `trackers`: resource trackers left to end by themselves, for the caller to see out.
+    """
 
     killed: tuple[int, ...]
     remaining: tuple[int, ...]
     took_s: float
+    trackers: tuple[ProcessSample, ...] = ()
 
 
 def boot_s() -> float:
@@ -71,19 +76,47 @@ def leftovers(job: str, node: str, spare: Collection[int], also: Traces = NO_TRA
     return [process.pid for process in _leftovers(job, node, spare, also)]
 
 
-def purge(job: str, node: str, spare: Collection[int], also: Traces = NO_TRACES, *, within_s: float = 2.0) -> Purged:
-    """SIGKILL all `leftovers` and wait for their deaths, again and again until none is left or `within_s` is over."""
+def purge(
+    job: str,
+    node: str,
+    spare: Collection[int],
+    also: Traces = NO_TRACES,
+    *,
+    within_s: float = 2.0,
+    trackers_s: float = LAST_S,
+) -> Purged:
+    """SIGKILL all `leftovers` and wait for their deaths, again and again until none is left or `within_s` is over.
+
+    Resource trackers come last: they get `trackers_s` to end by themselves, or, with 0, are left alone.
+    """
     began = time.monotonic()
     deadline = began + within_s
     killed: set[int] = set()
     tried: set[int] = set()
     while True:
-        found = _leftovers(job, node, spare, also)
+        trackers, found = _apart(_leftovers(job, node, spare, also))
         if tried.issuperset(process.pid for process in found) and (not found or time.monotonic() >= deadline):
             break
         tried.update(process.pid for process in found)
         killed.update(_kill_and_wait(found, deadline))
-    return Purged(tuple(sorted(killed)), tuple(p.pid for p in found), time.monotonic() - began)
+    if trackers_s > 0:
+        _wait_gone(trackers, time.monotonic() + trackers_s)
+        killed.update(_kill_and_wait(_still_there(trackers), time.monotonic() + within_s))
+        trackers = []
+    return Purged(
+        tuple(sorted(killed)), tuple(p.pid for p in found), time.monotonic() - began, trackers=tuple(trackers)
+    )
+
+
+def _still_there(processes: list[ProcessSample]) -> list[ProcessSample]:
+    now = [(before, procfs.sample(before.pid)) for before in processes]
+    return [seen for before, seen in now if seen and seen.alive and seen.start_ticks == before.start_ticks]
+
+
+def _apart(processes: list[ProcessSample]) -> tuple[list[ProcessSample], list[ProcessSample]]:
+    """The resource trackers among them, and the others."""
+    trackers = [process for process in processes if is_tracker(process.pid)]
+    return trackers, [process for process in processes if process not in trackers]
 
 
 def kill_tree(

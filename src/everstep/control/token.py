@@ -7,16 +7,16 @@ with an HMAC over both. The label of the side keeps one side's proof from being 
 from __future__ import annotations
 
 import enum
-import hmac
 import os
 import secrets
 import stat
 from pathlib import Path
 
+from everstep.core import proof
 from everstep.core.errors import UsageError
 from everstep.core.wire import Challenge, Hello
 
-NUM_BYTES = 32  # of a token we make, and of a nonce
+NUM_BYTES = 32  # of a token we make
 MIN_CHARS = 32  # of a token somebody else made: 128 bits in hex
 MAX_CHARS = 4096
 
@@ -58,19 +58,15 @@ def read_token(path: Path) -> bytes:
     return token
 
 
-def new_nonce() -> bytes:
-    return secrets.token_bytes(NUM_BYTES)
-
-
 def prove(token: bytes, side: Side, hello: Hello, challenge: Challenge) -> bytes:
     """This side's proof for one connection: covers both nonces, the job, and who the client says it is."""
-    claims = (hello.role, hello.node, hello.incarnation, hello.job, challenge.job)
-    mac = hmac.new(token, digestmod="sha256")
-    for part in (side.value, hello.nonce, challenge.nonce, *(claim.encode() for claim in claims)):
-        mac.update(len(part).to_bytes(4, "big") + part)  # with lengths, so that parts cannot be cut differently
-    return mac.digest()
+    return proof.prove(token, side.value, _parts(hello, challenge))
 
 
 def proves(mac: bytes, token: bytes, side: Side, hello: Hello, challenge: Challenge) -> bool:
-    """Whether `mac` is that side's proof. Takes the same time wherever they differ."""
-    return hmac.compare_digest(mac, prove(token, side, hello, challenge))
+    return proof.proves(mac, token, side.value, _parts(hello, challenge))
+
+
+def _parts(hello: Hello, challenge: Challenge) -> list[bytes]:
+    claims = (hello.role, hello.node, hello.incarnation, hello.job, challenge.job)
+    return [hello.nonce, challenge.nonce, *(claim.encode() for claim in claims)]

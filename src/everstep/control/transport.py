@@ -14,22 +14,24 @@ import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from everstep.control.link import STALL_S, Link, Refusal
-from everstep.control.token import Side, new_nonce, prove, proves
+from everstep.control.token import Side, prove, proves
 from everstep.core import wire
 from everstep.core.errors import Unreachable, UsageError
+from everstep.core.proof import new_nonce
 
-__all__ = ["AddressInUse", "Link", "Server", "backoff", "connect", "listen"]
+__all__ = ["AddressInUse", "Link", "Server", "backoff", "connect", "knock", "listen", "shown"]
 
 GREETING_S = 5.0
 MAX_UNPROVEN = 1024  # and at most a quarter of the descriptors this process may have
 BACKLOG = 1024
 FLUSH_S = 1.0  # a closing server gives its peers this long to take what was sent
 
+T = TypeVar("T")
 OnLink = Callable[[Link, wire.Hello], Awaitable[None]]
 
 
@@ -42,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
 
     Raises AddressInUse, or another UsageError that names the address and what is wrong with it.
     """
-    where = _shown(host, port)
+    where = shown(host, port)
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -209,7 +211,38 @@ async def connect(
 
     Raises Unreachable, whose text says what went wrong and whose `refused` says whether that can change by itself.
     """
-    where = _shown(host, port)
+
+    async def introduce(link: Link) -> Link:
+        await _introduce(link, token, hello)
+        return link
+
+    return await _greeted(host, port, introduce, timeout_s, tls, stall_s)
+
+
+async def knock(host: str, port: int, timeout_s: float = 5.0, *, tls: ssl.SSLContext | None = None) -> str:
+    """The job whose controller answers there, as it says itself: to ask for that takes no token.
+
+    Raises Unreachable, as `connect` does.
+    """
+
+    async def ask(link: Link) -> str:
+        link.send(wire.Hello(role="launcher", node="", incarnation="", job="", nonce=new_nonce()))
+        job = (await link.expect(wire.Challenge)).job
+        link.close()
+        return job
+
+    return await _greeted(host, port, ask, timeout_s, tls, STALL_S)
+
+
+async def _greeted(
+    host: str,
+    port: int,
+    greet: Callable[[Link], Awaitable[T]],
+    timeout_s: float,
+    tls: ssl.SSLContext | None,
+    stall_s: float,
+) -> T:
+    """What the greeting of a new link gives. The link is ended when it fails."""
     link: Link | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -219,11 +252,11 @@ async def connect(
             _, link = await loop.create_connection(
                 lambda: Link(None, stall_s), sock=sock, ssl=tls, server_hostname=name
             )
-            await _introduce(link, token, hello)
-            greeted, link = link, None
-            return greeted
+            given = await greet(link)
+            link = None
+            return given
     except (OSError, Refusal, wire.WireError) as error:
-        raise _unreachable(where, error, link is not None, timeout_s) from error
+        raise _unreachable(shown(host, port), error, link is not None, timeout_s) from error
     finally:
         if link is not None:
             link.abort("the greeting failed")
@@ -293,5 +326,6 @@ def _unreachable(where: str, error: Exception, connected: bool, timeout_s: float
     return Unreachable(f"no controller at {where}: {why}")
 
 
-def _shown(host: str, port: int) -> str:
+def shown(host: str, port: int) -> str:
+    """An address as people write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -16,6 +16,12 @@ REMEMBERED = 16  # signatures kept; far more than any crash-loop limit
 
 def conclude(draft: Draft) -> None:
     """Every process of the epoch is gone: name the first cause, then re-form or give up."""
+    if charge(draft):
+        draft.enter(Stage.REFORMING)
+
+
+def charge(draft: Draft) -> bool:
+    """Name the first cause of the open incident and count it. False: the job ends, it must not be tried again."""
     job = draft.job
     incident = job.incident
     assert incident is not None
@@ -27,9 +33,9 @@ def conclude(draft: Draft) -> None:
     if counted:
         _remember(draft)
         if _give_up(draft):
-            return
+            return False
         draft.set(restarts=draft.job.restarts + 1)
-    draft.enter(Stage.REFORMING)
+    return True
 
 
 def _name_cause(draft: Draft, incident: Incident) -> bool:

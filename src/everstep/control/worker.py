@@ -1,6 +1,6 @@
 """What happens in a worker's process, from its fork or start to its exit: one code for both kinds of spawner.
 
-    python -m everstep.control.worker --request FD --fd FD --parent PID     (started by PlainSpawner)
+    python -m everstep.control.worker --request FD --parent PID --fds FD...     (started by PlainSpawner)
 
 A zygote calls `isolate` and `run` in its fork. Both return to the bottom of the stack and leave through the
 interpreter's ordinary finalisation, so open files are flushed and exit handlers run as in `python script.py`.
@@ -20,17 +20,22 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import cast
 
 import msgspec
 
-from everstep.control import robust, script, store
+from everstep.control import procfs, robust, script, store
+from everstep.control.host import ProcessHandle
 from everstep.control.launch import Kind, SpawnRequest
+from everstep.control.trackers import is_tracker
+from everstep.core import identity
 from everstep.core.page import Page, Word
 from everstep.probe import boot, stacks
 
 PR_SET_PDEATHSIG = 1
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 RESET = ("SIGTERM", "SIGINT", "SIGCHLD", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -56,15 +61,18 @@ def isolate(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def run(request: SpawnRequest, fd: int) -> int:
-    """Become what was asked for; the exit status. `fd`: the page's, or the store's listening socket."""
+def run(request: SpawnRequest, *fds: int) -> int:
+    """Become what was asked for; the exit status. `fds`: of the page and the channel, or of the store's socket."""
     _redirect(request)
     _environment(request)
     if request.kind is Kind.STORE:
-        return store.serve(fd, request.world_size)
+        for name in STOPPING:  # sent to everybody: the last saves may need the store
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        return store.serve(fds[0], request.world_size)
     if request.kind is Kind.PROGRAM:
         return _exec(request)
-    page = Page(fd)
+    page = Page(fds[0])
+    identity.take(identity.Identity(request.worker, request.address, request.secret, channel=fds[1]))
     _randomness_and_threads()
     faulthandler.enable()
     if request.stacks:
@@ -183,23 +191,50 @@ def _guard_children() -> None:
 def main() -> int:
     """A worker which was started, not forked."""
     parser = argparse.ArgumentParser()
-    for name in ("--request", "--fd", "--parent"):
+    for name in ("--request", "--parent"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--fds", type=int, nargs="*", default=())
     arguments = parser.parse_args()
     isolate(arguments.parent)
     with open(arguments.request, "rb") as file:
         file.seek(0)
         request = msgspec.msgpack.decode(file.read(), type=SpawnRequest)
-    if arguments.fd >= 0:
-        os.set_inheritable(arguments.fd, False)
-    return run(request, arguments.fd)
+    for fd in arguments.fds:
+        os.set_inheritable(fd, False)
+    return run(request, *arguments.fds)
 
 
 def end_group(pid: int) -> None:
-    """SIGKILL whatever a failed worker leaves in its process group. Call it before the worker is reaped:
-    until then no other process can have its number."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    """SIGKILL whatever a failed worker leaves in its process group, resource trackers excepted. Call it in the
+    worker's parent before the worker is reaped: until then no other process can have its number."""
+    signalled: set[int] = set()
+    while True:
+        members = list(_members(pid))
+        trackers = {process.pid for process in members if is_tracker(process.pid)}
+        if not trackers:  # the usual case, and nobody can fork away from this one
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            return
+        new = [process for process in members if process.pid not in trackers | signalled]
+        if not new:
+            return
+        for process in new:
+            with (
+                contextlib.suppress(ProcessLookupError, PermissionError),
+                ProcessHandle(process.pid, process.start_ticks) as handle,
+            ):
+                handle.send(signal.SIGKILL)
+        signalled.update(process.pid for process in new)
+
+
+def _members(group: int) -> Iterator[procfs.ProcessSample]:
+    """Living processes of a dead worker's group, from its orphans down: /proc as a whole may hold thousands.
+    The orphans went to the worker's parent, or to that one's own parent."""
+    todo = {*procfs.children(os.getpid()), *procfs.children(os.getppid())}
+    while todo:
+        found = [sample for sample in map(procfs.sample, todo) if sample is not None and sample.pgrp == group]
+        yield from (sample for sample in found if sample.alive)
+        todo = {child for sample in found for child in procfs.children(sample.pid)}
 
 
 if __name__ == "__main__":

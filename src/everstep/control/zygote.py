@@ -59,14 +59,14 @@ class Zygote:
                 os.read(self._wake_read, 4096)
                 self._reap()
             if self._channel.fileno() in ready:
-                data, fds, _, _ = socket.recv_fds(self._channel, 64, 2, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _, _ = socket.recv_fds(self._channel, 64, 3, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     return None
                 job = self._fork(*fds)
                 if job is not None:
                     return job
 
-    def _fork(self, request_fd: int, fd: int) -> Job | None:
+    def _fork(self, request_fd: int, *fds: int) -> Job | None:
         with open(request_fd, "rb") as file:
             file.seek(0)
             request = msgspec.msgpack.decode(file.read(), type=SpawnRequest)
@@ -81,8 +81,9 @@ class Zygote:
                 why = f"fork: {error.strerror}"
             else:
                 if pid == 0:
-                    return self._child(request, fd, parent)
-        os.close(fd)
+                    return self._child(request, fds, parent)
+        for fd in fds:
+            os.close(fd)
         if why:
             self._answer(SpawnFailed(request.key, why))
         else:
@@ -90,12 +91,12 @@ class Zygote:
             self._answer(Forked(request.key, pid))
         return None
 
-    def _child(self, request: SpawnRequest, fd: int, parent: int) -> Job:
+    def _child(self, request: SpawnRequest, fds: tuple[int, ...], parent: int) -> Job:
         worker.isolate(parent)
         self._channel.detach()  # closed with all others
-        close_all_but({0, 1, 2, fd} | self._library_fds)
+        close_all_but({0, 1, 2, *fds} | self._library_fds)
         gc.enable()
-        return lambda: worker.run(request, fd)
+        return lambda: worker.run(request, *fds)
 
     def _reap(self) -> None:
         """Report every child that is gone. Orphans of workers come to us as well; they are only reaped."""

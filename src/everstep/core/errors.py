@@ -17,6 +17,7 @@ class ExitCode(enum.IntEnum):
     UNREACHABLE = 6  # no controller at the given address, or it refused the token
     INCOMPLETE = 7  # every worker exited 0, but before the expected number of steps
     NODE_LOST = 8  # this node was cut off and had to give up
+    GONE = 9  # of `everstep status`: the job's launcher is gone, and nobody wrote down how it ended
     NO_JOURNAL = 74  # of the controller's process: its journal cannot be written; its launcher tries again
     INTERNAL = 70  # a defect of Everstep: please report it
 
@@ -41,3 +42,12 @@ class Unreachable(EverstepError):
     def __init__(self, why: str, refused: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
+
+
+class EpochBroken(Exception):
+    """A blocking call of the fabric was given up: its epoch was aborted, or a peer has left it. Nobody's mistake."""
+
+    def __init__(self, epoch: int, why: str) -> None:
+        super().__init__(f"epoch {epoch} is broken: {why}")
+        self.epoch = epoch
+        self.why = why

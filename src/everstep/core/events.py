@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from everstep.core.formation import Formation
 from everstep.core.types import Blame, EpochPlan, Exit, JobSpec, NodeLoss, NodeReport, Verdict
 
 
@@ -96,6 +97,29 @@ class NodeLost(Event, frozen=True):
 
 class EpochFormed(Event, frozen=True):
     plan: EpochPlan
+
+
+class FormationMade(Event, frozen=True):
+    """Workers with a session are to act in these roles from here on."""
+
+    formation: Formation
+
+
+class PlanAmended(Event, frozen=True):
+    """A node got a place in the running epoch; no other worker is touched."""
+
+    plan: EpochPlan
+
+
+class StepResumed(Event, frozen=True):
+    """Every member of a formation that follows a fault committed a step in it.
+
+    `gap_s`: the longest time a survivor was without a commit; -1: nobody survived to measure it.
+    """
+
+    epoch: int
+    committed: int
+    gap_s: float
 
 
 class WorkerEnded(Event, frozen=True):
@@ -187,6 +211,9 @@ Record = (
     | NodeJoined
     | NodeLost
     | EpochFormed
+    | FormationMade
+    | PlanAmended
+    | StepResumed
     | WorkerEnded
     | IncidentOpened
     | IncidentUpdated

@@ -12,6 +12,8 @@ import enum
 
 import msgspec
 
+from everstep.core.formation import Formation, SessionReport
+
 
 class Phase(enum.IntEnum):
     """What a worker is busy with, as seen by the hooks in its process."""
@@ -62,6 +64,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
     gone: bool = False  # reaped by the kernel: it can run no more code
     exit: Exit | None = None
     term_asked: bool = False  # somebody outside sent it SIGTERM and its script handles that
+    life: int = 0  # how often this place was given a new process within the epoch
+    before: Exit | None = None  # how the life before it ended
+    session: SessionReport | None = None  # what the script's session said last; None without one
 
 
 class Activity(str, enum.Enum):
@@ -176,6 +181,8 @@ class Directive(msgspec.Struct, frozen=True, tag=True):
     stop_at_step: int = 0  # deliver SIGTERM at this step of the attempt on every worker; 0: at once
     exit_code: int = 0  # of the job, with LEAVE
     kill_ranks: tuple[int, ...] = ()  # judged hung: SIGKILL at once instead of SIGTERM
+    formation: Formation | None = None  # with RUN: who holds which role; sessions hear of it
+    lives: tuple[int, ...] = ()  # with RUN: a place with an older life is to get a new process; empty: all 0
 
 
 class StacksAsked(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from everstep.core.errors import EverstepError
+from everstep.core.formation import Formation, SessionReport
 from everstep.core.types import Directive, NodeProgress, NodeReport, StacksAsked, StacksTaken
 
 VERSION = 1  # raised by every change an older reader cannot take
@@ -116,7 +117,20 @@ class Bye(_Message, frozen=True):
 
 
 Greeting = Hello | Challenge | Proof | Welcome | Refused
-Talk = Query | Reply | StopRequest | NodeDied | Bye | NodeReport | NodeProgress | Directive | StacksAsked | StacksTaken
+Talk = (
+    Query
+    | Reply
+    | StopRequest
+    | NodeDied
+    | Bye
+    | NodeReport
+    | NodeProgress
+    | Directive
+    | StacksAsked
+    | StacksTaken
+    | Formation
+    | SessionReport
+)
 Message = Greeting | Talk
 
 _encoder = msgspec.msgpack.Encoder()

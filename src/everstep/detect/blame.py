@@ -23,13 +23,17 @@ BROKEN_BY_PEER = re.compile(
     r"|application timeout caused pair closure|timed out waiting \d+ ?ms for (?:recv|send)|gloo/transport"
     r"|watchdog caught collective operation timeout|recvvalue failed|failed to recv, got 0 bytes|socket timeout"
     r"|transport endpoint is not connected|connection timed out|monitoredbarrier|bad file descriptor.*gloo"
-    r"|heartbeat monitor timed out|connect(?:full)?mesh",
+    r"|heartbeat monitor timed out|connect(?:full)?mesh"
+    # A session whose peers went on without it, or died with the state.
+    r"|others went on without (?:this worker|it)|steps were committed, and nobody here holds more",
     re.IGNORECASE,
 )
 # C++ code that throws in a thread of its own aborts; a write to a closed connection raises SIGPIPE (B16).
 ENDS_OF_VICTIMS = (signal.SIGABRT, signal.SIGPIPE)
 NATIVE_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 TOGETHER_S = 2.0  # the same failure of several workers within this time is one cause that hit them all
+LATE_S = 0.5  # a program's end is known only when it is reaped, after its connections closed
+NOT_STARTED = "could not be started"  # how the message of a worker begins whose process never came to be
 CONSEQUENCES = (NodeLoss.STUCK, NodeLoss.LEFT)  # losses that the eviction of the epoch brings about
 
 Judged = tuple[tuple[Blame, ...], tuple[Blame, ...], str]
@@ -94,24 +98,34 @@ def _without_own_cause(ended: Sequence[WorkerEnded], failed: Sequence[WorkerEnde
     """Only broken connections: one that left early broke them, or the first that complained is the best we know."""
     if not failed:
         return []
-    left = [w for w in ended if w.exit.cause is ExitCause.OK and w.seen_s <= failed[0].seen_s + TOGETHER_S]
+    left = [w for w in ended if w.exit.cause is ExitCause.OK and w.seen_s <= failed[0].seen_s + LATE_S]
     fewest = min((w.exit.step for w in left), default=0)
     judged = [w for w in failed if w.exit.cause is not ExitCause.GRACE]
     return [w for w in left if w.exit.step == fewest] or judged[:1] or [failed[0]]
 
 
 def _blame(worker: WorkerEnded) -> Blame:
-    return Blame(worker.rank, worker.node, worker.exit.cause.value, sentence(worker.exit))
+    cause = "not-started" if _never_started(worker.exit) else worker.exit.cause.value
+    return Blame(worker.rank, worker.node, cause, sentence(worker.exit))
+
+
+def _never_started(end: Exit) -> bool:
+    return end.cause is ExitCause.ERROR and end.message.startswith(NOT_STARTED)
 
 
 def _sentences(culprits: Sequence[WorkerEnded]) -> list[str]:
-    """What happened to the first, and how many others met the same."""
-    if not culprits:
-        return []
-    first = culprits[0]
-    text = f"rank {first.rank} on {first.node} {sentence(first.exit)}"
-    others = ", ".join(str(w.rank) for w in culprits[1:])
-    return [text + (f"; so did rank{'s' if len(culprits) > 2 else ''} {others}" if others else "")]
+    """What happened to the first of each kind, and who else met the same."""
+    kinds: dict[object, list[WorkerEnded]] = {}
+    for worker in culprits:
+        kinds.setdefault((worker.exit.cause, worker.exit.signal, _never_started(worker.exit)), []).append(worker)
+    texts = []
+    for first, *others in kinds.values():
+        texts.append(f"rank {first.rank} on {first.node} {sentence(first.exit)}")
+        if others:
+            ranks = [str(w.rank) for w in others]
+            listed = " and ".join([", ".join(ranks[:-1]), ranks[-1]] if len(ranks) > 1 else ranks)
+            texts[-1] += f"; the same happened to rank{'s' if len(ranks) > 1 else ''} {listed}"
+    return texts
 
 
 def sentence(end: Exit) -> str:
@@ -128,15 +142,17 @@ def sentence(end: Exit) -> str:
             return f"was killed by the kernel: out of memory {at}{memory}"
         case ExitCause.GRACE:
             return f"did not end within the grace time and was killed {at}"
+        case ExitCause.ERROR if _never_started(end):
+            return message
         case ExitCause.ERROR:
-            return f"raised {message or 'an error'} {at}"
+            return f"raised {message.rstrip('.') or 'an error'} {at}"
         case ExitCause.EXIT_CODE:
-            said = f" ({message})" if message and message != f"exit status {end.code}" else ""
+            said = f" ({message.rstrip('.')})" if message and message != f"exit status {end.code}" else ""
             return f"exited with status {end.code}{said} {at}"
         case ExitCause.UNFINISHED:
             return f"vanished with exit status 0 before its script had ended, {at}"
         case ExitCause.OK:
-            return f"left early: its script ended {at} while others went on"
+            return f"ended (exit 0) {at} while the others still communicate"
     return f"was stopped {at}"
 
 

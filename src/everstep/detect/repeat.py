@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from everstep.core.events import WorkerEnded
+from everstep.core.types import ExitCause
 
 # In this order: each leaves fewer digits to the next. "cuda:3", "node7" and line numbers lose their digits as well.
 _VARIABLE = (
@@ -57,6 +58,8 @@ def signature(kind: str, why: str, first: WorkerEnded | None) -> Signature:
     step = end.total_step if end.total_step >= 0 else end.step
     if kind == "hang":  # how it ended is our own doing; where it hung is what counts
         return Signature("hang", step)
+    if end.cause is ExitCause.ERROR:  # the message tells; the status may not be known yet
+        return Signature(f"{kind}: {end.cause.value} {normalised(end.message)}", step)
     return Signature(f"{kind}: {end.cause.value} {end.signal or end.code or 0} {normalised(end.message)}", step)
 
 

@@ -1,7 +1,7 @@
 """What `everstep status` shows: a summary of the journal so far, and the workers' newest signs of life.
 
-The live part is the controller's answer to a query, plain data. Without it (no controller answers) the text says so
-and shows what the journal knows.
+The live part is the controller's answer to a query, plain data. When nobody answers for a job that has not ended, the
+text says what is known of it instead, and no more than that.
 """
 
 from __future__ import annotations
@@ -31,18 +31,27 @@ class Live(msgspec.Struct, frozen=True):
     workers: dict[str, WorkerProgress] = {}
 
 
+class Quiet(msgspec.Struct, frozen=True):
+    """Nobody answers for a job whose journal has no end. `lives`: its launcher does; None: nobody here can tell."""
+
+    why: str  # there is no answer
+    lives: bool | None
+    machine: str = ""  # where the launcher runs, or ran
+    last_event_s: float = -1.0  # ago; -1: there was none
+
+
 def read_live(answer: Mapping[str, Any]) -> Live:
     """From the controller's plain data. Raises msgspec.ValidationError when it is not that."""
     return msgspec.convert(answer, Live)
 
 
-def render_status(summary: Summary, live: Live | None) -> str:
+def render_status(summary: Summary, live: Live | None, quiet: Quiet | None = None) -> str:
     """Text of `everstep status`, ends with a line feed."""
     lines = [headline(summary)]
     if live is not None:
-        lines[0] = f"job {summary.job}: {live.stage}, epoch {live.epoch}"
-    elif not summary.ended:
-        lines.append("  no controller answers; this is what the journal knows")
+        lines = [f"job {summary.job}: {live.stage}, epoch {live.epoch}"]
+    elif quiet is not None:
+        lines = _silence(summary, quiet)
     lines += [f"  {name:<11} {value}" for name, value in facts(summary)]
     if live is not None:
         nodes = ", ".join(f"{name} ({what})" for name, what in sorted(live.nodes.items()))
@@ -53,6 +62,24 @@ def render_status(summary: Summary, live: Live | None) -> str:
         first, *rest = incident_lines(incident)
         lines += [f"  {first}", *(f"        {line}" for line in rest)]
     return "\n".join(lines) + "\n"
+
+
+def _silence(summary: Summary, quiet: Quiet) -> list[str]:
+    """Nobody answers: what that means, and since when nothing is known."""
+    stage = summary.stage or "starting"
+    where = f" on {quiet.machine}" if quiet.machine else ""
+    seen = f"last event {duration(quiet.last_event_s)} ago" if quiet.last_event_s >= 0 else "no event yet"
+    if quiet.lives is False:
+        state = f"ended without a word (killed?), {seen}, while {stage}"
+        known = f"its launcher{where} is gone, and with it the controller and the workers of its machine"
+    elif quiet.lives:
+        state = f"no controller answers, {seen}, while {stage}"
+        known = f"its launcher{where} lives and starts a dead controller again: ask again in some seconds"
+    else:
+        state = f"nobody answers, {seen}, while {stage}"
+        place = f"ask{where}, where it was started" if where else "ask on the machine where it was started"
+        known = f"whether it still runs cannot be told from here: {place}"
+    return [f"job {summary.job}: {state}", f"  {known}", f"  no answer: {quiet.why}"]
 
 
 def _workers(live: Live) -> list[str]:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from everstep.core.page import Page
-from everstep.probe import phases, progress
+from everstep.probe import loaders, phases, progress
 from everstep.probe.termination import Termination
 
 _progress = progress.Progress()
@@ -28,6 +28,7 @@ _installed: Page | None = None
 def prepare() -> None:
     """Exchange PyTorch's functions, now or when the script imports them. Once a process; forks inherit it."""
     after_import("torch", _patch_torch)
+    after_import("torch.utils.data._utils.worker", loaders.patch_torch)
     after_import("torch.distributed.checkpoint", lambda: phases.patch_checkpoint(_progress.phases))
     after_import("safetensors.torch", lambda: phases.patch_safetensors(_progress.phases))
     Termination(_progress).install()
@@ -53,6 +54,11 @@ def leave() -> None:
     if _installed is not None:
         _installed.close()
         _installed = None
+
+
+def committed(steps: int) -> None:
+    """A session committed a step; `steps` of the job are committed by now."""
+    _progress.committed(steps)
 
 
 def done() -> None:

@@ -60,6 +60,7 @@ class Progress:
     def _begin(self, words: Words) -> None:
         self.words = words
         self.stop_sent = False
+        self.session = False  # steps are counted by their commits
         self._leader: weakref.ref[Any] | None = None
         self._other: weakref.ref[Any] | None = None
         self._other_steps = 0
@@ -92,13 +93,20 @@ class Progress:
         """`optimizer` has made a step; it counts as a step of the job when it is the counted one."""
         words, now = self.words, time.monotonic_ns()
         words[Word.LIFE_NS] = now
-        if not self._leads(optimizer):
-            return
-        total = total_step(optimizer)
-        steps = words[Word.STEPS] + 1
+        if not self.session and self._leads(optimizer):
+            self._stepped(words[Word.STEPS] + 1, total_step(optimizer), now)
+
+    def committed(self, steps: int) -> None:
+        """A session committed: the job has made this many steps, whoever made them."""
+        self.session = True
+        self._stepped(steps, steps, time.monotonic_ns())
+
+    def _stepped(self, steps: int, total: int, now: int) -> None:
+        words = self.words
+        words[Word.LIFE_NS] = now
         if total >= 0:
             words[Word.TOTAL_STEP] = total + 1
-        if steps == 1:
+        if not words[Word.FIRST_STEP_NS]:
             words[Word.FIRST_TOTAL_STEP] = max(total + 1, 0)
             words[Word.FIRST_STEP_NS] = now
         words[Word.STEP_NS] = now

@@ -1,7 +1,4 @@
-"""Simulated agents and workers: they carry out what control.node decides, as the real shells do, on a virtual clock.
-
-A worker takes time to start, to fail and to die. Some handle SIGTERM and take their time, some ignore it.
-"""
+"""Simulated agents: they carry out what control.node decides, as the real shell does, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -12,9 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.control import node as n
-from everstep.core.types import Activity, Directive, EpochPlan, Exit, ExitCause, NodeReport
+from everstep.core.formation import Formation, SessionReport
+from everstep.core.types import Activity, Directive, Exit, ExitCause, NodeReport
 from everstep.testing import trace
 from everstep.testing.network import DOWN, UP, Connection, Message
+from everstep.testing.workers import SimWorker
 
 if TYPE_CHECKING:
     from everstep.testing.cluster import Cluster
@@ -22,97 +21,6 @@ if TYPE_CHECKING:
 ORPHANS_S = 2.0  # a dead agent's workers are gone by then
 REFRESH_S = 5.0  # an agent repeats its newest report this often
 TICK_S = 0.1
-
-
-class SimWorker:
-    """One process. It can step from `started` until it failed or died."""
-
-    __slots__ = (
-        "agent",
-        "dead",
-        "epoch",
-        "failed",
-        "failure",
-        "hung",
-        "judged",
-        "local_rank",
-        "manner",
-        "rank",
-        "started",
-        "step",
-        "termed",
-    )
-
-    def __init__(self, agent: SimAgent, plan: EpochPlan, local_rank: int) -> None:
-        self.agent = agent
-        self.epoch = plan.epoch
-        self.local_rank = local_rank
-        self.rank = plan.rank(agent.name, local_rank)
-        self.failure: Exit | None = None
-        self.started = self.failed = self.dead = self.hung = self.judged = self.termed = False
-        rng = agent.cluster.rng
-        self.manner = rng.choices(("default", "handles", "ignores"), (6, 3, 1))[0]
-        self.step = 7 if agent.cluster.one_bug else rng.randrange(1_000_000)  # where it is when it ends
-        slow = rng.random() < 0.15
-        agent.cluster.clock.after(rng.uniform(0.02, 5.0 if slow else 0.2), self.start)
-
-    @property
-    def can_step(self) -> bool:
-        return self.started and not self.failed and not self.dead
-
-    def start(self) -> None:
-        if self.dead or not self.agent.alive:
-            return
-        self.started = True
-        self.agent.cluster.started(self)
-        self.agent.feed(n.WorkerStarted(self.epoch, self.local_rank, 1000 + self.rank))
-
-    def signal(self, signum: int) -> None:
-        """A process that is not forked yet cannot be signalled."""
-        if self.dead or not self.started:
-            return
-        rng, plan = self.agent.cluster.rng, self.agent.cluster.clock.after
-        if signum == signal.SIGKILL:
-            self.judged = not self.agent.node.killed
-            plan(rng.uniform(0.001, 0.03), self.die, ExitCause.SIGNAL if self.judged else ExitCause.GRACE, 9)
-        elif not self.hung and not self.termed:
-            self.termed = True
-            if self.manner == "default":
-                plan(rng.uniform(0.001, 0.05), self.die, ExitCause.STOPPED, 15)
-            elif self.manner == "handles":
-                plan(rng.uniform(0.1, 1.5 * self.agent.cluster.spec.grace_s), self.die, ExitCause.STOPPED, 0)
-
-    def interrupt(self) -> None:
-        """Its collective raised: an error escapes the script, unless the script is hung elsewhere."""
-        if self.can_step and not self.hung:
-            self.fail("connection closed by peer")
-
-    def fail(self, message: str) -> None:
-        """An error escaped the script; the process takes a moment to end."""
-        if not self.can_step:
-            return
-        self.failed = True
-        cause = ExitCause.STOPPED if self.termed else ExitCause.ERROR
-        self.failure = Exit(cause, self.agent.now(), message=message, step=self.step)
-        self.agent.cluster.broken(self)
-        self.agent.feed(n.WorkerFailed(self.epoch, self.local_rank, self.failure))
-        self.agent.cluster.clock.after(self.agent.cluster.rng.uniform(0.005, 0.3), self.die, cause, 1)
-
-    def die(self, cause: ExitCause, status: int) -> None:
-        """`status`: a signal's number or an exit status, as the cause has it."""
-        if self.dead:
-            return
-        could_step, self.dead = self.can_step, True
-        cluster = self.agent.cluster
-        cluster.ended(self, cause, could_step)
-        killed = cause in (ExitCause.SIGNAL, ExitCause.GRACE)
-        code, signum = (None, status) if killed else (status, None)
-        exit = Exit(cause, self.agent.now(), code=code, signal=signum, step=self.step)
-        if self.failure is not None:  # the error came first; a signal of ours only shortened its end
-            exit = msgspec.structs.replace(self.failure, code=code, signal=signum)
-        cluster.clock.after(
-            cluster.rng.uniform(0.001, 0.01), self.agent.feed, n.WorkerGone(self.epoch, self.local_rank, exit)
-        )
 
 
 class SimAgent:
@@ -125,6 +33,7 @@ class SimAgent:
         self.alive = True
         self.slots = slots
         self.workers: list[SimWorker] = []
+        self.formation: Formation | None = None  # what sessions are told
         self.connection: Connection | None = None
         self.connecting = False
         self.sweeping = 0
@@ -156,8 +65,18 @@ class SimAgent:
         match command:
             case n.Launch(epoch_plan):
                 self.cluster.truth.launched(self, epoch_plan)
-                self.workers = [SimWorker(self, epoch_plan, local_rank) for local_rank in range(self.slots)]
+                workers = self.node.report.workers
+                self.formation = self.node.directive.formation
+                self.workers = [SimWorker(self, epoch_plan, w.local_rank, w.life) for w in workers]
+            case n.Respawn(local_rank, life):
+                self._respawn(local_rank, life)
+            case n.Tell(formation):
+                self.formation = formation
+                for worker in self.workers:
+                    if worker.session is not None and worker.session.speaks:
+                        worker.session.hear(formation)
             case n.SignalWorkers(local_ranks, signum):
+                self.cluster.truth.signalled(self, local_ranks)
                 for local_rank in local_ranks:
                     self.workers[local_rank].signal(signum)
             case n.CutSockets(local_ranks):
@@ -174,6 +93,26 @@ class SimAgent:
                 self.send(report)
             case n.Quit():
                 self.quit()
+
+    def _respawn(self, local_rank: int, life: int) -> None:
+        plan, former = self.node.plan, self.workers[local_rank]
+        assert plan is not None
+        self.cluster.truth.respawned(former, plan)
+        self.workers[local_rank] = SimWorker(self, plan, local_rank, life)
+
+    def reap(self, worker: SimWorker, exit: Exit) -> None:
+        worker.reaped = True
+        self.feed(n.WorkerGone(worker.epoch, worker.local_rank, exit))
+
+    def spoke(self, worker: SimWorker, report: SessionReport) -> None:
+        """A session's report. What it said last is lost when its process is reaped first."""
+        session = worker.session
+        if worker.reaped or session is None or not self.alive:
+            return
+        if not session.speaks and self.formation is not None:
+            session.hear(self.formation)
+        session.speaks = True
+        self.feed(n.SessionSpoke(worker.epoch, worker.local_rank, report))
 
     def _swept(self, epoch: int) -> None:
         self.sweeping = 0

@@ -15,10 +15,12 @@ from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
 from everstep.core import events as e
 from everstep.core.types import Action, Activity, Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
 from everstep.testing import trace
-from everstep.testing.actors import SimAgent, SimWorker
+from everstep.testing.actors import SimAgent
 from everstep.testing.clock import VirtualClock
 from everstep.testing.network import DOWN, UP, Connection, Message, Wire
+from everstep.testing.rounds import Rounds
 from everstep.testing.truth import Truth
+from everstep.testing.workers import SimWorker
 
 RESEND_S = 1.0
 TICK_S = 0.1
@@ -34,8 +36,11 @@ class SimController:
         self.term = 1
         self.job = Job(cluster.spec)
         self.journal: list[tuple[float, e.Input]] = []
+        self.read = self.job  # from the journal alone, up to its entry `num_read`
+        self.num_read = 0
         self.links: dict[str, Connection] = {}
         self.resending: set[str] = set()
+        self.unsent: set[str] = set()  # nodes whose newest directive the network lost
         self.tick_due_s = math.inf
         self.feed(e.JobSubmitted(cluster.spec))
         self.feed(e.ControllerStarted(1))
@@ -66,10 +71,11 @@ class SimController:
         self._plan_tick()
 
     def replayed(self) -> Job:
-        job = Job(self.cluster.spec)
-        for now, event in self.journal:
-            job, _ = lifecycle.step(job, event, now)
-        return job
+        """The fold over the journal; each entry is read once, however often this is asked."""
+        for now, event in self.journal[self.num_read :]:
+            self.read, _ = lifecycle.step(self.read, event, now)
+        self.num_read = len(self.journal)
+        return self.read
 
     def _plan_tick(self) -> None:
         """The real shell ticks ten times a second; here only ticks at which something is due are simulated."""
@@ -155,7 +161,8 @@ class SimController:
     def _send(self, name: str, directive: Directive) -> None:
         connection = self.links.get(name)
         if connection is not None:
-            connection.send(DOWN, directive)
+            lost = not connection.send(DOWN, directive)
+            self.unsent = self.unsent | {name} if lost else self.unsent - {name}
             if name not in self.resending:
                 self.resending.add(name)
                 self.cluster.clock.after(RESEND_S, self._resend, name)
@@ -163,8 +170,9 @@ class SimController:
     def _resend(self, name: str) -> None:
         self.resending.discard(name)
         node, directive = self.job.nodes.get(name), self.job.directives.get(name)
-        if self.up and node is not None and directive is not None and not followed(node.report, directive):
-            self._send(name, directive)
+        if self.up and node is not None and directive is not None:
+            if name in self.unsent or not followed(node.report, directive):
+                self._send(name, directive)
 
     # Hangs ----------------------------------------------------------------------------------------------
 
@@ -172,29 +180,39 @@ class SimController:
         """The detector's part: it sees a worker of the present epoch that makes no step, asks, then judges."""
         if not self.up:
             self.cluster.clock.after(1.0, self.suspect, worker)
-        elif worker.epoch == self.job.epoch and self.job.stage in ACTIVE and not worker.dead:
+        elif worker.epoch == self.job.epoch and self.job.stage in ACTIVE and self._current(worker):
             self.feed(e.HangSuspected(worker.epoch, "no step"))
             self.cluster.clock.after(self.cluster.rng.uniform(0.1, 0.5), self.judge, worker)
 
     def judge(self, worker: SimWorker) -> None:
         if not self.up:
             self.cluster.clock.after(1.0, self.judge, worker)
-        elif not worker.hung:
+        elif not worker.hung or not self._current(worker):
             self.feed(e.HangSuspected(worker.epoch, ""))
         else:
+            self.cluster.truth.faults += 1
             blame = Blame(worker.rank, worker.agent.name, "hang")
-            self.feed(e.HangJudged(worker.epoch, Verdict("hang", (blame,), "no step")))
+            unknown = worker.session is not None and self.cluster.rng.random() < 0.1
+            self.feed(e.HangJudged(worker.epoch, Verdict("hang", () if unknown else (blame,), "no step")))
+
+    def _current(self, worker: SimWorker) -> bool:
+        """The detector starts anew with every formation: it judges nobody for what an earlier process did."""
+        return not worker.dead and worker.life == self.job.lives.get(worker.rank, 0)
 
 
 class Cluster:
     """Everything of one schedule. All chance comes from `rng`, all time from `clock`."""
 
-    def __init__(self, rng: random.Random, spec: JobSpec, lines: list[str] | None) -> None:
+    def __init__(
+        self, rng: random.Random, spec: JobSpec, lines: list[str] | None, *, with_sessions: bool = False
+    ) -> None:
         self.rng = rng
         self.spec = spec
         self.clock = VirtualClock()
         self.lines = lines
         self.tracing = lines is not None
+        self.with_sessions = with_sessions
+        self.rounds = Rounds(self)
         self.truth = Truth(self)
         self.faults: Counter[str] = Counter()
         self.wires: dict[str, Wire] = {}
@@ -246,6 +264,10 @@ class Cluster:
 
     # What workers do to each other ----------------------------------------------------------------------
 
+    def finish_at(self, moment_s: float) -> None:
+        self.finish_s = moment_s
+        self.clock.at(moment_s, self.rounds.urge_all)
+
     def started(self, worker: SimWorker) -> None:
         if self.truth.started(worker) and self.finish_s < math.inf:
             self.clock.at(max(self.finish_s, self.clock.now_s + 0.5), self._finish, worker.epoch)
@@ -259,6 +281,8 @@ class Cluster:
     def broken(self, worker: SimWorker) -> None:
         """A worker makes no more steps. Its peers' collectives fail, or wait for ever."""
         self.truth.broken(worker)
+        if self.with_sessions:
+            return
         for peer in self.truth.alive_of(worker.epoch):
             if peer is not worker and self.rng.random() < 0.5:
                 self.clock.after(self.rng.uniform(0.02, 0.8), peer.interrupt)
@@ -276,14 +300,20 @@ class Cluster:
         job = self.controller.job
         if job.stage in ENDED:
             return not self.truth.any_alive()
+        if self.with_sessions:
+            return not self.formations_lack()
         return job.stage in (Stage.RUNNING, Stage.SUSPECT) and self.truth.whole(job.epoch)
+
+    def formations_lack(self) -> str:
+        return self.truth.formations.runs(self.controller.job) if self.with_sessions else ""
 
 
 def followed(report: NodeReport, directive: Directive) -> bool:
     """Whether a node's report shows that it does what it was told."""
     match directive.action:
         case Action.RUN:
-            return report.epoch >= directive.epoch
+            current = all(w.life >= life for w, life in zip(report.workers, directive.lives, strict=False))
+            return report.epoch > directive.epoch or (report.epoch == directive.epoch and current)
         case Action.STOP:
             at_rest = report.activity is Activity.STOPPED
             return report.epoch > directive.epoch or (report.epoch == directive.epoch and at_rest)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from everstep.control import node as n
 from everstep.core import events as e
 from everstep.core.types import ExitCause
-from everstep.testing.actors import SimAgent, SimWorker
+from everstep.testing.actors import SimAgent
 from everstep.testing.cluster import Cluster
 from everstep.testing.network import DOWN, UP
+from everstep.testing.workers import SimWorker
 
 
 class Faults:
@@ -35,6 +36,8 @@ class Faults:
             self.controller_crashed: 4,
             self.controller_died_acting: 2,
         }
+        if cluster.with_sessions:
+            self.kinds |= {self.step_broken: 8, self.step_made: 4}
 
     def strike(self) -> None:
         if self.cluster.quiet:
@@ -86,7 +89,22 @@ class Faults:
             return False
         worker.hung = True
         self.cluster.clock.after(self.rng.uniform(0.5, 3.0), self.cluster.controller.suspect, worker)
+        if self.rng.random() < 0.3:
+            self.cluster.clock.after(self.rng.uniform(1.0, 10.0), worker.wake)
         return True
+
+    def step_broken(self) -> bool:
+        """Somebody dies the moment a round of the next step completes somewhere."""
+        rounds = self.cluster.rounds
+        rounds.deadly = bool(rounds.computing)
+        rounds.urge_all(1)
+        return rounds.deadly
+
+    def step_made(self) -> bool:
+        """The job goes on for two steps: what strikes next strikes in the midst of one."""
+        busy = bool(self.cluster.rounds.computing)
+        self.cluster.rounds.urge_all(2)
+        return busy
 
     def false_alarm(self) -> bool:
         worker = self._worker()
@@ -187,7 +205,7 @@ class Faults:
     def silence(self) -> None:
         """No faults any more: links heal, nothing gets lost."""
         self.cluster.quiet = True
-        self.cluster.controller.dies_acting = False
+        self.cluster.controller.dies_acting = self.cluster.rounds.deadly = False
         for name in self.cluster.wires:
             self._lossless(name)
             self.cluster.heal(name)

@@ -18,9 +18,9 @@ import msgspec
 
 from everstep.control.job import ENDED
 from everstep.core.types import JobSpec
+from everstep.testing.claims import require
 from everstep.testing.cluster import Cluster
 from everstep.testing.faults import Faults
-from everstep.testing.truth import require
 
 # A machine's own assertion, or a mistake in its code, is as much a failure as a violated invariant.
 BROKEN = (AssertionError, LookupError, TypeError, ValueError, AttributeError, StopIteration)
@@ -81,15 +81,17 @@ def spec_of(rng: random.Random) -> JobSpec:
 def play(seed: int, lines: list[str] | None = None) -> Played:
     """One schedule. Raises truth.Violation, or whatever a machine raised. `lines` collects what happened."""
     rng = random.Random(seed)
-    cluster = Cluster(rng, spec_of(rng), lines)
+    cluster = Cluster(rng, spec_of(rng), lines, with_sessions=bool(seed % 2))
     faults = Faults(cluster, slots=rng.randint(1, 2))
     cluster.one_bug = rng.random() < 0.1
+    if cluster.one_bug and rng.random() < 0.5:
+        cluster.rounds.poison_step = rng.randint(0, 4)
     for _ in range(rng.randint(cluster.spec.min_nodes, cluster.spec.max_nodes + 1)):
         faults.count(faults.node_joined)
     begin_s = cluster.clock.now_s
     until_s = begin_s + rng.uniform(60.0, 120.0)
     if rng.random() < 0.3:
-        cluster.finish_s = begin_s + rng.uniform(5.0, 130.0)
+        cluster.finish_at(begin_s + rng.uniform(5.0, 130.0))
     _plan_faults(faults, begin_s, until_s - begin_s)
     while cluster.controller.job.stage not in ENDED and cluster.clock.step(until_s):
         pass
@@ -124,7 +126,8 @@ def _settle(cluster: Cluster, faults: Faults) -> None:
         while more_s and cluster.clock.step(lasting_s):
             pass
     job = cluster.controller.job
-    require(cluster.settled, f"{SETTLE_S:.0f} s without faults, and the job is {job.stage.value}, not running")
+    why = cluster.formations_lack() if job.stage not in ENDED else ""
+    require(cluster.settled, f"{SETTLE_S:.0f} s without faults, and the job is {job.stage.value}, not running; {why}")
     if job.stage in ENDED:
         require(job.outcome is not None and job.outcome.why, "ended without a reason")
     cluster.truth.same_job(job, cluster.controller.replayed())

@@ -6,9 +6,11 @@
 3. A plan's ranks are 0..world-1, its members distinct and as many as allowed, and who stays keeps its group rank.
 4. A node never runs workers of two epochs.
 5. Restarts stay in their budget and are counted for workers, not for nodes; who is said to have ended has; a job is
-   finished only if all workers of one epoch exited 0.
+   finished only if all workers of one epoch exited 0, or all members of its last formation came to their end.
 6. A replay of the journal gives the same job.
 8. A repeated message changes nothing. (7, liveness, is the schedule's business.)
+9. Processes are killed by their node alone when they are replaced; a place never has two. What holds for formations is
+   in testing.formations.
 """
 
 from __future__ import annotations
@@ -20,20 +22,14 @@ from everstep.control import lifecycle
 from everstep.control import node as n
 from everstep.control.job import ENDED, Job, Stage
 from everstep.core import events as e
-from everstep.core.types import Directive, EpochPlan, ExitCause, Member
+from everstep.core.types import Activity, Directive, EpochPlan, ExitCause, Member
+from everstep.testing.claims import require
+from everstep.testing.formations import Formations
 
 if TYPE_CHECKING:
-    from everstep.testing.actors import SimAgent, SimWorker
+    from everstep.testing.actors import SimAgent
     from everstep.testing.cluster import Cluster
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
-
-
-def require(holds: object, what: str) -> None:
-    if not holds:
-        raise Violation(what)
+    from everstep.testing.workers import SimWorker
 
 
 class Truth:
@@ -41,12 +37,15 @@ class Truth:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.plans: dict[int, EpochPlan] = {}
+        self.formations = Formations(cluster)
+        self.plans: dict[int, list[EpochPlan]] = {}  # by epoch: as it was dealt, and amended
         self.launched_epoch = 0
         self.steppable: Counter[int] = Counter()
         self.ended_ok: Counter[int] = Counter()
         self.failed: set[int] = set()  # epochs of which a worker failed by itself
-        self.over: set[tuple[int, int]] = set()  # (epoch, rank) of workers that make no more steps
+        self.faults = 0  # ends that a worker can be blamed for, and hangs
+        self.over: set[tuple[int, int, int]] = set()  # (epoch, rank, life) of workers that make no more steps
+        self.names: set[tuple[int, str]] = set()  # epoch and name of every worker there was
         self.alive: dict[str, list[SimWorker]] = {}  # by node name, whichever agent's
 
     # Processes ------------------------------------------------------------------------------------------
@@ -58,10 +57,22 @@ class Truth:
         return any(self.alive.values())
 
     def whole(self, epoch: int) -> bool:
-        return epoch in self.plans and self.steppable[epoch] == self.plans[epoch].world_size
+        """Whether it can make a step."""
+        if self.cluster.with_sessions:
+            return self.formations.any_can_commit(epoch)
+        return epoch in self.plans and self.steppable[epoch] == self.plans[epoch][-1].world_size
+
+    def born(self, worker: SimWorker) -> None:
+        known = (worker.epoch, worker.name)
+        require(known not in self.names, f"a second worker is called {worker.name} in epoch {worker.epoch}")
+        self.names.add(known)
+        if worker.session is not None:
+            self.cluster.rounds.sessions[known] = worker.session
 
     def launched(self, agent: SimAgent, plan: EpochPlan) -> None:
-        require(plan == self.plans.get(plan.epoch), f"{agent.name} launches a plan of epoch {plan.epoch} never dealt")
+        require(
+            plan in self.plans.get(plan.epoch, ()), f"{agent.name} launches a plan of epoch {plan.epoch} never dealt"
+        )
         left = [w.epoch for w in self.alive.get(agent.name, ()) if not w.dead]
         require(not left, f"{agent.name} launches epoch {plan.epoch} while it runs workers of {left}")
         self.launched_epoch = max(self.launched_epoch, plan.epoch)
@@ -70,11 +81,11 @@ class Truth:
                 require(not self.whole(epoch), f"epoch {epoch} can step while {self.launched_epoch} is launched")
 
     def started(self, worker: SimWorker) -> bool:
-        """Whether its epoch is whole now."""
+        """Whether its epoch, of a job without sessions, is whole now."""
         epoch = worker.epoch
         self.steppable[epoch] += 1
         self.alive.setdefault(worker.agent.name, []).append(worker)
-        whole = self.whole(epoch)
+        whole = not self.cluster.with_sessions and self.whole(epoch)
         if whole:
             require(epoch == self.launched_epoch, f"epoch {epoch} is whole, but {self.launched_epoch} was launched")
         return whole
@@ -83,7 +94,8 @@ class Truth:
         self.steppable[worker.epoch] -= 1
         if worker.failure is not None and worker.failure.failed:
             self.failed.add(worker.epoch)
-        self.over.add((worker.epoch, worker.rank))
+            self.faults += 1
+        self.over.add((worker.epoch, worker.rank, worker.life))
 
     def ended(self, worker: SimWorker, cause: ExitCause) -> None:
         if worker in self.alive.get(worker.agent.name, ()):
@@ -92,11 +104,26 @@ class Truth:
             self.ended_ok[worker.epoch] += 1
         elif cause not in (ExitCause.STOPPED, ExitCause.GRACE):
             self.failed.add(worker.epoch)
-        self.over.add((worker.epoch, worker.rank))
+            self.faults += worker.failure is None
+        self.over.add((worker.epoch, worker.rank, worker.life))
 
     def quits(self, agent: SimAgent) -> None:
         left = [w for w in agent.workers if not w.dead]
         require(not left, f"{agent.name} quits and leaves workers behind")
+
+    def signalled(self, agent: SimAgent, local_ranks: tuple[int, ...]) -> None:
+        node = agent.node
+        if node.report.activity is not Activity.RUNNING:
+            return  # its part of the epoch is over
+        for local_rank in local_ranks:
+            worker = agent.workers[local_rank]
+            wanted = node.directive.lives[local_rank] if local_rank < len(node.directive.lives) else 0
+            require(wanted > worker.life, f"{worker.name} is killed, and nobody wants it replaced")
+
+    def respawned(self, former: SimWorker, plan: EpochPlan) -> None:
+        require(former.dead and former.reaped, f"{former.name} is replaced while it lives")
+        require(former.epoch == plan.epoch, f"{former.name} is replaced by a worker of epoch {plan.epoch}")
+        require(not former.agent.node.report.leaving, f"{former.name} is replaced on a node that leaves")
 
     # The nodes' machines --------------------------------------------------------------------------------
 
@@ -123,32 +150,67 @@ class Truth:
         require(before.stage not in ENDED or before.stage is job.stage, f"an ended job went on: {job.stage}")
         require(job.restarts <= job.spec.max_restarts, f"{job.restarts} restarts")
         if job.restarts != before.restarts:
-            self._counted(before, job)
+            self._counted(before, job, event)
         if job.ended is not before.ended and job.epoch == before.epoch:
-            wrong = [rank for rank in job.ended if (job.epoch, rank) not in self.over]
+            new = [rank for rank, end in job.ended.items() if before.ended.get(rank) is not end]
+            wrong = [rank for rank in new if (job.epoch, rank, job.lives.get(rank, 0)) not in self.over]
             require(not wrong, f"ranks {wrong} of epoch {job.epoch} have not ended")
         if job.epoch != before.epoch:
             self._dealt(before, job)
+        elif job.plan is not before.plan:
+            self._amended(before, job)
+        self.formations.job_changed(before, job, event)
         if job.stage is Stage.FINISHED and before.stage is not Stage.FINISHED:
-            assert job.plan is not None
-            whole = self.ended_ok[job.epoch] == job.plan.world_size
-            require(whole, f"finished, but only {self.ended_ok[job.epoch]} workers of epoch {job.epoch} exited 0")
+            self._finished(job)
         if isinstance(event, e.ControllerStarted | e.StopAsked):
             return
         if self.cluster.rng.random() < 0.02:
             self.repeat_input(job, e.Ticked())
 
-    def _counted(self, before: Job, job: Job) -> None:
+    def _finished(self, job: Job) -> None:
+        assert job.plan is not None
+        if job.formation is not None:
+            sessions = [self.cluster.rounds.session(job.epoch, seat.worker) for seat in job.formation.seats]
+            early = [s.worker.name for s in sessions if (s.made and not s.completed) or not s.worker.dead]
+            require(not early, f"finished, but {early} did not come to their end")
+            require(any(s.completed for s in sessions), "finished, but nobody came to the end")
+            return
+        whole = self.ended_ok[job.epoch] == job.plan.world_size
+        require(whole, f"finished, but only {self.ended_ok[job.epoch]} workers of epoch {job.epoch} exited 0")
+
+    def _amended(self, before: Job, job: Job) -> None:
+        """A node got a place; nobody who is here lost theirs, and nobody's ranks moved."""
+        old, new = before.plan, job.plan
+        assert old is not None and new is not None
+        require(job.formation is not None, f"the plan of epoch {new.epoch} changed")
+        require(old.master_addr == new.master_addr and old.master_port == new.master_port, "the store moved")
+        require(len({m.node for m in new.members}) == len(new.members), f"members {[m.node for m in new.members]}")
+        first = 0
+        for k, member in enumerate(new.members):
+            require(member.group_rank == k and member.first_rank == first, f"ranks of {member.node}")
+            first += member.slots
+            former = old.members[k] if k < len(old.members) else None
+            if former != member:
+                self._fit(member, job)
+                node = job.nodes.get(former.node) if former is not None else None
+                here = former is not None and node is not None and node.report.incarnation == former.incarnation
+                require(not here, f"{former and former.node} lost its place to {member.node}")
+        require(new.world_size == first and len(new.members) >= len(old.members), f"world size {new.world_size}")
+        self.plans[new.epoch].append(new)
+
+    def _counted(self, before: Job, job: Job, event: e.Input) -> None:
         require(job.restarts == before.restarts + 1, "restarts counted twice")
         hang = before.incident is not None and before.incident.kind == "hang"
+        hang = hang or isinstance(event, e.HangJudged)
         require(hang or before.epoch in self.failed, "a restart is counted although no worker failed")
+        require(job.restarts <= self.faults, f"{job.restarts} restarts are counted for {self.faults} faults")
 
     def _dealt(self, before: Job, job: Job) -> None:
         plan = job.plan
         assert plan is not None
         require(plan.epoch == job.epoch == before.epoch + 1, f"epoch {before.epoch} is followed by {job.epoch}")
         require(plan.epoch not in self.plans, f"epoch {plan.epoch} is used twice")
-        self.plans[plan.epoch] = plan
+        self.plans[plan.epoch] = [plan]
         spec, names = job.spec, [m.node for m in plan.members]
         require(spec.min_nodes <= len(names) <= spec.max_nodes, f"{len(names)} members")
         require(len(set(names)) == len(names), f"members {names}")

@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of other work a step")
     parser.add_argument("--save-every", type=int, default=1)
     parser.add_argument("--loader-workers", type=int, default=0)
+    parser.add_argument("--loader-context", help="how they are started: fork (the default here), spawn, forkserver")
     parser.add_argument("--width", type=int, default=32)
     return parser.parse_args()
 
@@ -68,7 +69,13 @@ def main() -> None:
         step = saved["step"]
     numbers = Numbers(options.steps * BATCH * world)
     order = range(step * BATCH * world + rank, len(numbers), world)
-    loader = DataLoader(numbers, batch_size=BATCH, sampler=list(order), num_workers=options.loader_workers)
+    loader = DataLoader(
+        numbers,
+        batch_size=BATCH,
+        sampler=list(order),
+        num_workers=options.loader_workers,
+        multiprocessing_context=options.loader_context,
+    )
     with open(f"losses-{rank}.jsonl", "a") as log:
         for batch in loader:
             loss = model(batch).square().mean()
@@ -90,4 +97,5 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

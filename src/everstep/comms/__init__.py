@@ -1,0 +1,1 @@
+"""Act on communication: links between workers, and the collectives over them."""

@@ -1,0 +1,346 @@
+"""Step-level recovery in the life cycle: survivors keep their processes and go on in a new formation.
+
+Once every worker of a plan has a session that waits ready, the job has a formation, and a fault leads to the next one
+instead of an eviction: the dead lose their seats, and their places on the nodes get new processes (the next `life`),
+which are seated again when they are ready. Only when no survivor holds the state is the plan evicted as without
+sessions. Who is seated is decided by `control.seats`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from everstep.control import seats, verdicts
+from everstep.control.draft import Draft
+from everstep.control.job import ENDED, NodeState, Stage
+from everstep.core import events as e
+from everstep.core.errors import ExitCode
+from everstep.core.formation import Formation, Seat
+from everstep.core.types import Action, Blame, EpochPlan, Exit, ExitCause, NodeReport, Verdict
+
+FINISH_GRACE_S = 5.0  # a standby has nothing to save when the job is done
+DONE = "the job is done"
+
+
+def begin(draft: Draft) -> None:
+    """The first formation, when every worker waits for it."""
+    job = draft.job
+    if job.formation is None and job.plan is not None and not job.ended:
+        formation = seats.first(job, job.formed + 1)
+        if formation is not None:
+            draft.set(founders=frozenset(seat.worker for seat in formation.seats))
+            _issue(draft, formation)
+            react(draft)
+
+
+def over(draft: Draft) -> bool:
+    """No formation can commit any more: of each somebody is surely gone.
+
+    That some node of the plan has stopped tells nothing: it may have held no role, while those out of sight have all.
+    """
+    job = draft.job
+    issued = [formation for formation in (job.formation, job.before, *job.superseded) if formation is not None]
+    return all(any(_surely_gone(draft, seat) for seat in formation.seats) for formation in issued)
+
+
+def returned(draft: Draft, report: NodeReport) -> None:
+    """A new agent of a member's name came: the lives that the former one was told to run are used up."""
+    job, plan = draft.job, draft.job.plan
+    member = plan.member(report.node) if plan is not None and job.formation is not None else None
+    if plan is None or member is None or member.incarnation == report.incarnation:
+        return
+    order = job.directives.get(report.node)
+    told = order.lives if order is not None and order.action is Action.RUN else ()
+    ranks = range(member.first_rank, member.first_rank + member.slots)
+    used = [rank for k, rank in enumerate(ranks) if k >= len(told) or told[k] >= job.lives.get(rank, 0)]
+    draft.set(lives={**job.lives, **{rank: job.lives.get(rank, 0) + 1 for rank in used}})
+
+
+def _surely_gone(draft: Draft, seat: Seat) -> bool:
+    """Its place may have been given away since; a newer agent of its node has ended it before it reported."""
+    job = draft.job
+    assert job.plan is not None
+    if seats.rank_of(job.plan, seat.worker) in job.ended:
+        return True
+    node = job.nodes.get(seat.node)
+    return node.at_rest if node is not None else draft.now >= job.gone_by.get(job.latest[seat.node], 0.0)
+
+
+def react(draft: Draft) -> bool:
+    """What follows for a job with a formation. False: sessions cannot go on, evict as without them."""
+    job, formation = draft.job, draft.job.formation
+    assert formation is not None and job.plan is not None
+    if job.superseded:
+        draft.set(superseded=seats.not_left(job, job.superseded))
+        job = draft.job
+    if seats.complete(job, formation) or _finishing(draft):
+        _finish(draft)
+        return True
+    if seats.all_leave(job, formation):
+        return False
+    if _failures(draft) or job.lost or seats.dead(job, formation):
+        if not _recover(draft):
+            return False
+        if draft.job.stage in ENDED:
+            return True
+        job = draft.job
+        if job.formation is not None and seats.all_leave(job, job.formation):
+            return False
+    if draft.job.stage is Stage.RESEATING:
+        _check_resumed(draft)
+    _plan_change(draft)
+    return True
+
+
+def hung(draft: Draft, verdict: Verdict) -> bool:
+    """Fence who hangs and go on without them. False: it is not known who, or nobody else is left."""
+    job, formation = draft.job, draft.job.formation
+    ranks = [blame.rank for blame in verdict.culprits if blame.rank >= 0]
+    if formation is None or job.plan is None or not ranks:
+        return False
+    if all(seats.rank_of(job.plan, worker) in ranks for worker in seats.survivors(job, formation)):
+        return False
+    draft.open_incident(verdict.kind, verdict.culprits, verdict.why, counts=True)
+    verdicts.charge(draft)
+    _next_life(draft, ranks)
+    return _reseat(draft)
+
+
+def learn(draft: Draft, rank: int, node: str, before: Exit) -> None:
+    """More is known about how the former process of a place ended: its status came after its seat was given away."""
+    job = draft.job
+    if job.departed.get(rank, before) == before:
+        return
+    draft.set(departed={**job.departed, rank: before})
+    draft.note(e.WorkerEnded(rank, node, before, draft.now))
+    incident = job.incident
+    if incident is not None and any(c.rank == rank for c in incident.culprits) and incident.kind == "crash":
+        better = Blame(rank, node, before.cause.value, before.message)
+        culprits = tuple(better if c.rank == rank else c for c in incident.culprits)
+        why = f"rank {rank} on {node}: {before.message}" if len(culprits) == 1 else incident.why
+        draft.set(incident=msgspec.structs.replace(incident, culprits=culprits, why=why))
+        draft.note(e.IncidentUpdated(incident.id, culprits, why=why))
+
+
+def _failures(draft: Draft) -> list[e.WorkerEnded]:
+    """Ends of processes that are wanted again."""
+    job = draft.job
+    ends = [end for end in job.ended.values() if end.exit.cause is not ExitCause.OK]
+    return [end for end in ends if not _dismissed(draft, job.nodes.get(end.node))]
+
+
+def _dismissed(draft: Draft, node: NodeState | None) -> bool:
+    """It leaves, and what it still ran without a role is being stopped."""
+    return node is not None and node.report.leaving and _told(draft, node.report.node, Action.STOP)
+
+
+def _told(draft: Draft, node: str, action: Action) -> bool:
+    directive = draft.job.directives.get(node)
+    return directive is not None and directive.action is action and directive.epoch == draft.job.epoch
+
+
+def _recover(draft: Draft) -> bool:
+    """The dead lose their seats and their places get new processes. Who only left, or was through with its script
+    before it heard of this formation, is nobody's fault: the others go on without it."""
+    job, formation, plan = draft.job, draft.job.formation, draft.job.plan
+    assert formation is not None and plan is not None
+    if not seats.survivors(job, formation):
+        return False
+    lost = {record.node for record in job.lost}
+    ranks = {m.first_rank + k for m in plan.members if m.node in lost for k in range(m.slots)}
+    ends = _failures(draft)
+    dead = {seats.rank_of(plan, worker) for worker in seats.dead(job, formation) if not seats.parted(job, worker)}
+    ranks |= {end.rank for end in ends} | {rank for rank in dead if rank is not None}
+    if ranks:
+        blames = [Blame(-1, record.node, f"node lost: {record.how.value}") for record in job.lost]
+        blames += [Blame(w.rank, w.node, w.exit.cause.value, w.exit.message) for w in ends if w.node not in lost]
+        if not _extends(draft, blames):
+            failed = any(end.exit.failed and end.exit.cause is not ExitCause.GRACE for end in ends)
+            _open(draft, blames, failed)
+            if failed:
+                verdicts.charge(draft)
+        _next_life(draft, sorted(ranks))
+    return _reseat(draft)
+
+
+def _open(draft: Draft, blames: list[Blame], failed: bool) -> None:
+    if any(blame.rank < 0 for blame in blames):
+        why = f"lost {', '.join(blame.node for blame in blames if blame.rank < 0)}"
+        draft.open_incident("node-lost", blames, why, counts=False)
+    elif failed:
+        first = blames[0]
+        draft.open_incident("crash", blames, f"rank {first.rank} on {first.node}: {first.detail}", counts=True)
+    else:  # no order of ours: their node fenced itself while there was no controller
+        draft.open_incident("interrupted", blames, "members were stopped without an order", counts=False)
+
+
+def _extends(draft: Draft, blames: list[Blame]) -> bool:
+    """More deaths before the job went on are one incident: a rack that burns is no crash loop.
+
+    But a place that dies a second time in it is a new fault: otherwise a sample that kills whoever computes it would
+    never be counted.
+    """
+    incident = draft.job.incident
+    if incident is None or incident.kind not in ("crash", "node-lost") or draft.job.stage is not Stage.RESEATING:
+        return False
+    known = {(blame.node, blame.rank) for blame in incident.culprits}
+    if any((blame.node, blame.rank) in known for blame in blames):
+        return False
+    culprits = (*incident.culprits, *blames)
+    draft.set(incident=msgspec.structs.replace(incident, culprits=culprits))
+    draft.note(e.IncidentUpdated(incident.id, culprits, why=incident.why))
+    return True
+
+
+def _next_life(draft: Draft, ranks: list[int]) -> None:
+    """These places get new processes; what is said about the old ones from now on is history."""
+    job = draft.job
+    lives = {**job.lives, **{rank: job.lives.get(rank, 0) + 1 for rank in ranks}}
+    ended = {rank: end for rank, end in job.ended.items() if rank not in ranks}
+    departed = {**job.departed, **{rank: job.ended[rank].exit for rank in ranks if rank in job.ended}}
+    draft.set(lives=lives, ended=ended, departed=departed, lost=())
+
+
+def _reseat(draft: Draft) -> bool:
+    job, formation = draft.job, draft.job.formation
+    assert formation is not None
+    if job.stage in ENDED:  # the restart budget is spent
+        return True
+    if seats.dead(job, formation):
+        following = seats.without_dead(job, formation, job.formed + 1)
+        if following is None:
+            return False
+        _issue(draft, following)
+    else:
+        _direct_all(draft)
+        if job.stage is not Stage.RESEATING:
+            _spare_lost(draft, formation)
+    return True
+
+
+def _spare_lost(draft: Draft, formation: Formation) -> None:
+    """Who died held no role: nobody has to move, and no time is lost."""
+    draft.note(e.StepResumed(formation.epoch, seats.floor(draft.job, formation), 0.0))
+    draft.set(incident=None)
+    draft.enter(Stage.RUNNING)
+
+
+def _issue(draft: Draft, formation: Formation) -> None:
+    job = draft.job
+    overtaken = tuple(former for former in (job.before, job.formation) if formation.abort and former is not None)
+    superseded = seats.not_left(job, (*job.superseded, *overtaken))
+    draft.set(superseded=superseded, before=None if formation.abort else job.formation)
+    draft.set(formation=formation, formed=formation.epoch)
+    draft.note(e.FormationMade(formation))
+    if formation.abort:
+        draft.enter(Stage.RESEATING, f"formation {formation.epoch} of {len(formation.seats)} workers")
+    _direct_all(draft)
+
+
+def _direct_all(draft: Draft) -> None:
+    """Every member's node is told the formation and which lives its places must have."""
+    job, plan = draft.job, draft.job.plan
+    assert plan is not None
+    for member in plan.members:
+        node = job.nodes.get(member.node)
+        if node is None or node.report.incarnation != member.incarnation or _dismissed(draft, node):
+            continue
+        lives = tuple(job.lives.get(member.first_rank + k, 0) for k in range(member.slots))
+        draft.direct(member.node, Action.RUN, epoch=plan.epoch, plan=plan, formation=draft.job.formation, lives=lives)
+
+
+def _check_resumed(draft: Draft) -> None:
+    """Every member committed a step in the new formation: the incident is over."""
+    job, formation = draft.job, draft.job.formation
+    assert formation is not None
+    sessions = seats.sessions_of(job)
+    members = [sessions.get(seat.worker) for seat in formation.seats]
+    done = seats.finished(job, formation)
+    for seat, session in zip(formation.seats, members, strict=True):
+        if seat.worker not in done and (session is None or session.epoch < formation.epoch or not session.resumed):
+            return
+    known = [session for session in members if session is not None]
+    gap_s = max((session.gap_s for session in known), default=-1.0)
+    draft.note(e.StepResumed(formation.epoch, max((s.committed for s in known), default=-1), gap_s))
+    draft.set(incident=None)
+    draft.enter(Stage.RUNNING)
+
+
+def _plan_change(draft: Draft) -> None:
+    """Newcomers and leavers, one change at a time."""
+    job, formation, plan = draft.job, draft.job.formation, draft.job.plan
+    assert formation is not None and plan is not None
+    adopted = seats.adopted(job, formation)
+    if adopted:
+        draft.set(before=None, superseded=())
+    elif job.before is not None:  # the places of leavers are theirs until the change is through
+        return
+    _dismiss(draft, formation)
+    _admit(draft, plan)
+    job = draft.job
+    if not adopted or any(seats.ended_well(job, seat.worker) for seat in formation.seats):
+        return
+    following = seats.changed(job, formation, job.formed + 1)
+    if following is not None:
+        _issue(draft, following)
+
+
+def _dismiss(draft: Draft, formation: Formation) -> None:
+    """Nodes that leave and hold no role any more: their standbys, which nobody else would end, are stopped."""
+    job = draft.job
+    busy = {seat.node for seat in formation.seats}
+    for name, node in job.nodes.items():
+        if node.report.leaving and name not in busy and not node.at_rest:
+            due = draft.now + job.spec.grace_s + job.spec.stop_margin_s
+            draft.put(msgspec.structs.replace(node, stop_by_s=node.stop_by_s or due))
+            draft.direct(name, Action.STOP, epoch=job.epoch, reason="it leaves", grace_s=job.spec.grace_s)
+
+
+def _admit(draft: Draft, plan: EpochPlan) -> None:
+    """Nodes without a place in the plan get one: their workers warm up and wait for a role."""
+    job = draft.job
+    here = {m.node for m in plan.members if _in(job.nodes.get(m.node), m.incarnation)}
+    free = [n for n in job.nodes.values() if n.free and _needs_place(plan, n, draft)]
+    if not free:
+        return
+    for node in sorted(free, key=lambda n: n.order):
+        report = node.report
+        own = plan.member(report.node) is not None
+        plan = seats.amend(plan, report.node, report.incarnation, report.address, report.slots, here)
+        here.add(report.node)
+        ranks = [plan.rank(report.node, local_rank) for local_rank in range(report.slots)]
+        _next_life(draft, [rank for rank in ranks if rank in draft.job.ended])
+        if not own and draft.job.lives:  # a node may have had another place before, which was given away
+            unused = max(draft.job.lives.values()) + 1
+            draft.set(lives={**draft.job.lives, **dict.fromkeys(ranks, unused)})
+        draft.put(msgspec.structs.replace(draft.job.nodes[report.node], stop_by_s=0.0))
+    draft.set(plan=plan)
+    draft.note(e.PlanAmended(plan))
+    _direct_all(draft)
+
+
+def _in(node: NodeState | None, incarnation: str) -> bool:
+    return node is not None and node.report.incarnation == incarnation
+
+
+def _needs_place(plan: EpochPlan, node: NodeState, draft: Draft) -> bool:
+    """Not in the plan; or in it, but stopped, because it had been lost, and not told to run again yet."""
+    former = plan.member(node.report.node)
+    fits = former is None or former.slots == node.report.slots
+    return fits and not _told(draft, node.report.node, Action.RUN)
+
+
+def _finishing(draft: Draft) -> bool:
+    """Standbys are being stopped; what they still report does not count any more."""
+    return any(order.reason == DONE and order.epoch == draft.job.epoch for order in draft.job.directives.values())
+
+
+def _finish(draft: Draft) -> None:
+    """Every member's script ran to its end. Standbys are stopped; then the job is complete."""
+    job, plan = draft.job, draft.job.plan
+    assert plan is not None
+    nodes = [job.nodes[m.node] for m in plan.members if _in(job.nodes.get(m.node), m.incarnation)]
+    if all(node.stopped(plan.epoch) for node in nodes):
+        draft.end(ExitCode.OK, "every member ran to its end")
+    elif job.stage is not Stage.FORMING:
+        draft.order_stop(DONE, FINISH_GRACE_S)

@@ -1,0 +1,281 @@
+"""Who holds which role in the next formation: pure functions over the job's state.
+
+A formation seats workers of the present plan whose scripts have a session (`core.formation` tells what the sessions
+rely on). A dead member's role goes to a worker that waits ready, else the roles behind it move up. Newcomers and
+leavers change the seats as planned, one formation at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import msgspec
+
+from everstep.control.job import Job, NodeState
+from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.types import EpochPlan, ExitCause, Member, WorkerReport
+
+
+def name(node: str, local_rank: int, life: int) -> str:
+    """How a worker is called in a formation."""
+    return f"{node}/{local_rank}#{life}"
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def place(worker: str) -> tuple[str, int, int]:
+    """Node, local rank and life of a worker's name."""
+    node, _, rest = worker.rpartition("/")
+    local_rank, _, life = rest.partition("#")
+    return node, int(local_rank), int(life)
+
+
+def rank_of(plan: EpochPlan, worker: str) -> int | None:
+    """Its rank in the plan; None when its node is not in it any more."""
+    node, local_rank, _ = place(worker)
+    member = plan.member(node)
+    return member.first_rank + local_rank if member is not None else None
+
+
+class _Here(msgspec.Struct):
+    """What `present` and `sessions_of` found, and in what."""
+
+    plan: EpochPlan | None
+    nodes: Mapping[str, NodeState]
+    lives: Mapping[int, int]
+    workers: dict[str, WorkerReport] = {}
+    sessions: dict[str, SessionReport] = {}
+
+
+_last = [_Here(None, {}, {})]  # one event asks many times, about each of many workers: the same state, the same answer
+
+
+def _here(job: Job) -> _Here:
+    last = _last[0]
+    if last.plan is not job.plan or last.nodes is not job.nodes or last.lives is not job.lives:
+        workers = _present(job)
+        sessions = {worker: report.session for worker, report in workers.items() if report.session is not None}
+        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions)
+    return last
+
+
+def present(job: Job) -> Mapping[str, WorkerReport]:
+    """Workers of the plan that may run: of the wanted life, on nodes that are here. By name."""
+    return _here(job).workers
+
+
+def _present(job: Job) -> dict[str, WorkerReport]:
+    plan = job.plan
+    assert plan is not None
+    found = {}
+    for member in plan.members:
+        node = job.nodes.get(member.node)
+        if node is None or node.report.incarnation != member.incarnation or node.report.epoch != plan.epoch:
+            continue
+        for worker in node.report.workers:
+            if worker.life == job.lives.get(member.first_rank + worker.local_rank, 0):
+                found[name(member.node, worker.local_rank, worker.life)] = worker
+    return found
+
+
+def ended_well(job: Job, worker: str) -> bool:
+    """Its script ran to its end: of the job, or of this worker's part in it (a leaver)."""
+    assert job.plan is not None
+    rank = rank_of(job.plan, worker) if job.ended else None
+    end = job.ended.get(rank) if rank is not None else None
+    return end is not None and end.exit.cause is ExitCause.OK
+
+
+def finished(job: Job, formation: Formation) -> set[str]:
+    """Members which came to the end of their scripts in this formation."""
+    sessions = sessions_of(job)
+    done = [seat.worker for seat in formation.seats if ended_well(job, seat.worker)]
+    return {w for w in done if w in sessions and sessions[w].epoch >= formation.epoch and not _left(sessions[w])}
+
+
+def complete(job: Job, formation: Formation) -> bool:
+    """Everybody who may hold the state came to the end of the script. Who was yet to join them does not matter."""
+    sessions = sessions_of(job)
+    former = formation.seats if job.before is None else job.before.seats
+    stay = [s.worker for s in former if formation.role_of(s.worker) is not None or not parted(job, s.worker)]
+    stay = [worker for worker in stay if not _left(sessions.get(worker))]
+    unfinished = [worker for worker in stay if not ended_well(job, worker)]
+    stateless = [w for w in unfinished if w in sessions and not may_hold(job, w)]
+    return len(unfinished) < len(stay) and len(stateless) == len(unfinished)
+
+
+def parted(job: Job, worker: str) -> bool:
+    """It gave its seat up, or is through with its script."""
+    return _left(sessions_of(job).get(worker)) or ended_well(job, worker)
+
+
+def may_hold(job: Job, worker: str) -> bool:
+    """It may hold the state: it said so, or no step can have been committed without it.
+
+    A newcomer, or a standby in a role that it just got, may not have fetched anything yet.
+    """
+    session = sessions_of(job).get(worker)
+    return worker in job.founders or (session is not None and session.committed >= 0)
+
+
+def survivors(job: Job, formation: Formation) -> list[str]:
+    """Members of the newest formation which can go on. Who was yet to leave may have missed steps of it."""
+    return [s.worker for s in formation.seats if alive(job, s.worker) and may_hold(job, s.worker)]
+
+
+def first(job: Job, epoch: int) -> Formation | None:
+    """The job's first formation: when every place of the plan has a worker which waits ready."""
+    plan = job.plan
+    assert plan is not None
+    workers = present(job)
+    ready = {n: w.session for n, w in workers.items() if w.session and w.session.stage is Stage.READY and not w.exit}
+    if len(ready) < plan.world_size:
+        return None
+    order = sorted(ready, key=lambda worker: rank_of(plan, worker) or 0)
+    return Formation(epoch, tuple(_seat(ready[worker]) for worker in order), abort=False, floor=0)
+
+
+def holders(job: Job, formation: Formation) -> tuple[Seat, ...]:
+    """Everybody who may hold the state: the members and, while a planned change is under way, who is yet to leave."""
+    if job.before is None:
+        return formation.seats
+    seated = {seat.worker for seat in formation.seats}
+    staying = [seat for seat in job.before.seats if seat.worker not in seated]
+    return (*formation.seats, *(s for s in staying if not parted(job, s.worker)))
+
+
+def _left(session: SessionReport | None) -> bool:
+    return session is not None and session.stage is Stage.LEFT
+
+
+def target(job: Job) -> int:
+    """How many roles there are, if enough workers are there."""
+    assert job.plan is not None
+    return sum(member.slots for member in job.plan.members if member.group_rank < job.spec.max_nodes)
+
+
+def without_dead(job: Job, formation: Formation, epoch: int) -> Formation | None:
+    """The survivors and, in the roles of the dead, whoever waits ready. None: no survivor may hold the state."""
+    if not survivors(job, formation):
+        return None
+    former = holders(job, formation)
+    living = [seat for seat in former if alive(job, seat.worker)]
+    waiting = ready_ones(job, formation)[: max(0, target(job) - len(living))]
+    seats = []
+    for seat in former:
+        if seat in living:
+            seats.append(seat)
+        elif waiting:
+            seats.append(_seat(waiting.pop(0)))
+    return Formation(epoch, tuple(seats), abort=True, floor=floor(job, formation))
+
+
+def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
+    """A planned change: leavers go, ready workers take their roles, or one that is free. None: no change."""
+    waiting = ready_ones(job, formation)
+    seats = []
+    for seat in formation.seats:
+        if not leaving(job, seat.worker):
+            seats.append(seat)
+        elif waiting:
+            seats.append(_seat(waiting.pop(0)))
+    seats += [_seat(report) for report in waiting[: max(0, target(job) - len(seats))]]
+    if not seats or tuple(seats) == formation.seats:
+        return None
+    return Formation(epoch, tuple(seats), abort=False, floor=floor(job, formation))
+
+
+def acting(job: Job) -> frozenset[int]:
+    """Ranks that hold a role; without sessions all of the plan."""
+    if job.plan is None:
+        return frozenset()
+    if job.formation is None:
+        return frozenset(range(job.plan.world_size))
+    ranks = (rank_of(job.plan, seat.worker) for seat in job.formation.seats)
+    return frozenset(rank for rank in ranks if rank is not None)
+
+
+def adopted(job: Job, formation: Formation) -> bool:
+    """Every member said that it acts in this formation, or has finished."""
+    sessions = sessions_of(job)
+    done = finished(job, formation)
+    return all(
+        seat.worker in done or (seat.worker in sessions and sessions[seat.worker].epoch >= formation.epoch)
+        for seat in formation.seats
+    )
+
+
+def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ...]:
+    """Those of which no member said yet that it acts in a later one."""
+    sessions = sessions_of(job)
+    return tuple(
+        formation
+        for formation in formations
+        if not any(s.worker in sessions and sessions[s.worker].epoch > formation.epoch for s in formation.seats)
+    )
+
+
+def sessions_of(job: Job) -> Mapping[str, SessionReport]:
+    return _here(job).sessions
+
+
+def alive(job: Job, worker: str) -> bool:
+    """It is here, and has neither ended nor given its seat up."""
+    report = present(job).get(worker)
+    return report is not None and report.exit is None and not report.gone and not _left(report.session)
+
+
+def dead(job: Job, formation: Formation) -> list[str]:
+    """Members, and who was yet to leave, that are gone without having finished in this formation."""
+    done = finished(job, formation)
+    return [s.worker for s in holders(job, formation) if s.worker not in done and not alive(job, s.worker)]
+
+
+def leaving(job: Job, worker: str) -> bool:
+    node = job.nodes.get(place(worker)[0])
+    return node is not None and node.report.leaving
+
+
+def all_leave(job: Job, formation: Formation) -> bool:
+    return all(leaving(job, seat.worker) for seat in formation.seats)
+
+
+def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:
+    """Sessions that wait for a role and can have one, by rank."""
+    plan = job.plan
+    assert plan is not None
+    seated = {seat.worker for seat in formation.seats}
+    waiting = [
+        (rank_of(plan, worker) or 0, session)
+        for worker, session in sessions_of(job).items()
+        if session.stage is Stage.READY and worker not in seated and alive(job, worker) and not leaving(job, worker)
+    ]
+    return [session for _, session in sorted(waiting, key=lambda pair: pair[0])]
+
+
+def floor(job: Job, formation: Formation) -> int:
+    """Steps known to be committed by somebody, dead or alive."""
+    known = [formation.floor]
+    known += [session.committed for session in sessions_of(job).values()]
+    known += [end.exit.step for end in job.ended.values()]
+    known += [exit.step for exit in job.departed.values()]
+    return max(known)
+
+
+def _seat(session: SessionReport) -> Seat:
+    node, _, _ = place(session.worker)
+    return Seat(session.worker, node, session.host, session.endpoint)
+
+
+def amend(plan: EpochPlan, node: str, incarnation: str, address: str, slots: int, here: set[str]) -> EpochPlan:
+    """The plan with one more node: in its own place, or in that of a member which is not `here` any more and had as
+    many slots, or in a new one."""
+    members = list(plan.members)
+    own = [i for i, m in enumerate(members) if m.node == node]
+    vacant = [i for i, m in enumerate(members) if m.node not in here and m.slots == slots]
+    at = next(iter(own or vacant), len(members))
+    if at == len(members):
+        members.append(Member(node, incarnation, address, at, plan.world_size, slots))
+    else:
+        members[at] = msgspec.structs.replace(members[at], node=node, incarnation=incarnation, address=address)
+    return msgspec.structs.replace(plan, members=tuple(members), world_size=sum(m.slots for m in members))

@@ -1,0 +1,1 @@
+"""Training state: its flat, typed form, which travels between members without pickle."""

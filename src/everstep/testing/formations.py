@@ -1,0 +1,257 @@
+"""What must hold in a job whose scripts have sessions, checked against the simulated processes after every event.
+
+The rules that `core.formation` gives to whoever issues formations; that steps are committed once, by one formation,
+and never lost unless everybody who held the state is gone; that who is healthy keeps its process and its role.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from everstep.control import seats
+from everstep.control.job import Job, Stage
+from everstep.core import events as e
+from everstep.core.formation import Formation
+from everstep.core.formation import Stage as Session
+from everstep.testing.claims import require
+from everstep.train import commit
+
+if TYPE_CHECKING:
+    from everstep.testing.cluster import Cluster
+    from everstep.testing.sessions import SimSession
+    from everstep.testing.workers import SimWorker
+
+ACTING = (commit.Phase.READY, commit.Phase.COMPUTING, commit.Phase.VOTING, commit.Phase.APPLYING)
+
+
+class Formations:
+    """Told of every change of the job, and of every commit."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.newest = 0
+        self.issued: dict[int, list[Formation]] = {}  # by the epoch of their plan
+        self.log: dict[int, list[int]] = {}  # plan's epoch -> for each committed step the epoch of its gradients
+        self.left_out: set[tuple[int, str]] = set()  # plan's epoch, worker
+
+    # Sessions -------------------------------------------------------------------------------------------
+
+    def committed(self, session: SimSession) -> None:
+        log = self.log.setdefault(session.worker.epoch, [])
+        made_in, step = session.history[-1], len(session.history) - 1
+        name = session.worker.name
+        if step < len(log):
+            require(log[step] == made_in, f"step {step} of {log[step]} is committed again in {made_in} by {name}")
+            return
+        newest = self.cluster.truth.launched_epoch
+        require(step == len(log), f"{name} commits step {step} after {len(log)}")
+        require(session.worker.epoch == newest, f"{name} commits step {step} while epoch {newest} was launched")
+        log.append(made_in)
+
+    def founded(self, session: SimSession) -> None:
+        log = self.log.get(session.worker.epoch, [])
+        require(not log, f"{session.worker.name} begins anew, though {len(log)} steps are committed")
+
+    def ready(self, session: SimSession, step: int) -> None:
+        log, history = self.log.get(session.worker.epoch, []), session.history
+        name, epoch = session.worker.name, session.member.epoch
+        require(len(history) == step and list(history) == log[:step], f"{name} at step {step} holds {history}")
+        safe = sum(made_in < epoch for made_in in log)
+        require(step >= safe, f"{name} is at step {step} in formation {epoch}: {safe} were committed before")
+
+    # The job --------------------------------------------------------------------------------------------
+
+    def job_changed(self, before: Job, job: Job, event: e.Input) -> None:
+        if job.epoch == before.epoch and job.lives != before.lives:
+            self._replaced(before, job, event)
+        through = job.epoch == before.epoch and job.before is not before.before and not _withdrawn(before, job)
+        if before.before is not None and through:
+            self._left(job, before.before, before.formation)
+        if job.formation is not None and job.formation is not before.formation:
+            self._issued(before, job, job.formation)
+        if before.formation is not None and job.stage is Stage.EVICTING and before.stage is not Stage.EVICTING:
+            self._evicted(before, job, event)
+
+    def _issued(self, before: Job, job: Job, new: Formation) -> None:
+        number, names = new.epoch, [seat.worker for seat in new.seats]
+        require(number > self.newest, f"formation {number} after {self.newest}")
+        self.newest = number
+        require(names and len(set(names)) == len(names), f"formation {number} seats {names}")
+        log = self.log.get(job.epoch, [])
+        require(new.floor <= len(log), f"formation {number}: floor {new.floor}, {len(log)} steps were committed")
+        old = before.formation if before.epoch == job.epoch else None
+        if old is None:
+            require(not new.abort, "the first formation aborts")
+        else:
+            require(new.floor >= old.floor, f"formation {number}: the floor falls to {new.floor}")
+        holders = _holders(before) if old is not None else []
+        for name in names:
+            self._seated(job, new, name, name in holders)
+        if old is not None and new.abort:
+            self._aborts(job, new, holders)
+        elif old is not None:
+            self._planned(before, job, old, new)
+        for former in self.issued.setdefault(job.epoch, []):
+            both = {seat.worker for seat in former.seats} & set(names)
+            require(both or not self.can_commit(job.epoch, former), f"{former.epoch} and {number} can commit both")
+        self.issued[job.epoch].append(new)
+
+    def _seated(self, job: Job, new: Formation, name: str, was: bool) -> None:
+        assert job.plan is not None
+        rank = seats.rank_of(job.plan, name)
+        session = self.cluster.rounds.sessions.get((job.epoch, name))
+        require(rank is not None and session is not None, f"formation {new.epoch} seats {name}: there is none")
+        assert rank is not None and session is not None
+        life = job.lives.get(rank, 0)
+        require(session.worker.life == life, f"formation {new.epoch} seats {name}, life {life} is wanted")
+        out = (job.epoch, name) in self.left_out
+        require(not out, f"formation {new.epoch} seats {name} again, which was left out")
+        if not was:
+            require(session.stage is not Session.WARMING, f"formation {new.epoch} seats {name}, which warms up")
+            node = job.nodes.get(session.worker.agent.name)
+            leaving = node is not None and node.report.leaving
+            require(not leaving, f"formation {new.epoch} gives a role to {name}, whose node leaves")
+
+    def _aborts(self, job: Job, new: Formation, holders: list[str]) -> None:
+        names = {seat.worker for seat in new.seats}
+        for name in holders:
+            if name in names:
+                continue
+            self._leave_out(job, name)
+            session = self.cluster.rounds.session(job.epoch, name)
+            fenced = self._life(job, name) > session.worker.life
+            gone = not session.worker.can_step or session.stage is Session.LEFT or session.completed
+            require(fenced or gone, f"formation {new.epoch} leaves {name} out, which lives")
+        cause = any(name not in names or not self._alive(job.epoch, name) for name in holders)
+        require(cause, f"formation {new.epoch} aborts without a cause")
+        kept = [name for name in holders if name in names]
+        require(kept, f"formation {new.epoch} seats nobody who was in it before")
+
+    def _planned(self, before: Job, job: Job, old: Formation, new: Formation) -> None:
+        for seat in old.seats:
+            session = self.cluster.rounds.session(job.epoch, seat.worker)
+            acts = session.member.epoch >= old.epoch or session.worker.dead
+            require(acts, f"formation {new.epoch} is planned before {seat.worker} acts in {old.epoch}")
+        stay = {seat.worker for seat in old.seats} & {seat.worker for seat in new.seats}
+        require(stay, f"formation {new.epoch} keeps no member of {old.epoch}")
+
+    def _left(self, job: Job, old: Formation, new: Formation | None) -> None:
+        """A planned change is through: its leavers have no way back."""
+        assert new is not None
+        for seat in old.seats:
+            if new.role_of(seat.worker) is None:
+                self._leave_out(job, seat.worker)
+
+    def _leave_out(self, job: Job, name: str) -> None:
+        self.left_out.add((job.epoch, name))
+
+    def _replaced(self, before: Job, job: Job, event: e.Input) -> None:
+        assert before.plan is not None
+        for rank, life in job.lives.items():
+            former = before.lives.get(rank, 0)
+            if life == former:
+                continue
+            require(life > former, f"rank {rank} goes from life {former} to {life}")
+            member = next((m for m in before.plan.members if m.first_rank <= rank < m.first_rank + m.slots), None)
+            if member is None:  # a new place
+                continue
+            name = seats.name(member.node, rank - member.first_rank, former)
+            session = self.cluster.rounds.sessions.get((before.epoch, name))
+            if session is not None and session.worker.can_step and not _hung(event, rank):
+                require(not sees(job, session.worker), f"{name} is healthy and gets a next life: {event}")
+
+    def _evicted(self, before: Job, job: Job, event: e.Input) -> None:
+        """Nobody whom the controller sees holds the state, or it is not known who hangs, or everybody leaves."""
+        assert before.formation is not None
+        living = [self.cluster.rounds.session(before.epoch, name) for name in _holders(before)]
+        living = [s for s in living if s.worker.can_step and s.stage is not Session.LEFT and sees(job, s.worker)]
+        living = [s for s in living if s.member.stand.committed >= 0 and not _hung(event, s.worker.rank)]
+        if all(seats.leaving(job, seat.worker) for seat in before.formation.seats):
+            return
+        unknown = isinstance(event, e.HangJudged) and not any(c.rank >= 0 for c in event.verdict.culprits)
+        require(unknown or not living, f"evicted, though {[s.worker.name for s in living]} hold the state")
+
+    # What is true ---------------------------------------------------------------------------------------
+
+    def _life(self, job: Job, name: str) -> int:
+        assert job.plan is not None
+        rank = seats.rank_of(job.plan, name)
+        return job.lives.get(rank, 0) if rank is not None else seats.place(name)[2] + 1
+
+    def _alive(self, plan_epoch: int, name: str) -> bool:
+        return self.cluster.rounds.session(plan_epoch, name).worker.can_step
+
+    def can_commit(self, plan_epoch: int, formation: Formation) -> bool:
+        """Every member of it lives, and is in it or on its way."""
+        for seat in formation.seats:
+            session = self.cluster.rounds.session(plan_epoch, seat.worker)
+            member = session.member
+            here = commit.acts_in(member, formation.epoch) or formation in (member.entering, member.planned)
+            if not session.worker.can_step or member.phase in commit.FINAL or not here:
+                return False
+        return True
+
+    def any_can_commit(self, plan_epoch: int) -> bool:
+        return any(self.can_commit(plan_epoch, formation) for formation in self.issued.get(plan_epoch, ()))
+
+    def runs(self, job: Job) -> str:
+        """Why the job, left alone, does not yet run as it should; empty: it does."""
+        formation = job.formation
+        if formation is None:
+            return "no formation"
+        if job.stage is not Stage.RUNNING:
+            return f"it is {job.stage.value}"
+        for seat in formation.seats:
+            session = self.cluster.rounds.session(job.epoch, seat.worker)
+            member = session.member
+            if not session.worker.can_step or session.worker.hung or not commit.acts_in(member, formation.epoch):
+                return f"{seat.worker} is not in formation {formation.epoch}"
+            if member.phase not in ACTING or session.completed:
+                return f"{seat.worker} is {member.phase.value}"
+        return self._places(job, formation)
+
+    def _places(self, job: Job, formation: Formation) -> str:
+        here = [node.report for node in job.nodes.values()]
+        leaving = [report.node for report in here if report.leaving]
+        if leaving:
+            return f"{leaving} are yet to leave"
+        present = seats.present(job)
+        for report in here:
+            for local_rank in range(report.slots):
+                found = [n for n in present if seats.place(n)[:2] == (report.node, local_rank)]
+                if not found or not self._alive(job.epoch, found[0]):
+                    return f"no worker at {report.node}/{local_rank}"
+        slots = max(report.slots for report in here)
+        wanted = min(job.spec.max_nodes, len(here)) * slots
+        if len(formation.seats) != wanted:
+            return f"{len(formation.seats)} seats of {wanted}"
+        return "" if job.incident is None else f"{job.incident.id} is open"
+
+
+def sees(job: Job, worker: SimWorker) -> bool:
+    """Whether the controller counts the worker's node as here, with this process in its place."""
+    node = job.nodes.get(worker.agent.name)
+    member = job.plan.member(worker.agent.name) if job.plan else None
+    incarnation = worker.agent.node.report.incarnation
+    return (
+        node is not None
+        and member is not None
+        and node.report.incarnation == member.incarnation == incarnation
+        and node.report.epoch == worker.epoch == job.epoch
+        and not node.stop_by_s
+    )
+
+
+def _holders(job: Job) -> list[str]:
+    """Members, and who is yet to leave."""
+    assert job.formation is not None
+    both = (*job.formation.seats, *(job.before.seats if job.before is not None else ()))
+    return list(dict.fromkeys(seat.worker for seat in both))
+
+
+def _withdrawn(before: Job, job: Job) -> bool:
+    return job.formation is not None and job.formation is not before.formation and job.formation.abort
+
+
+def _hung(event: e.Input, rank: int) -> bool:
+    return isinstance(event, e.HangJudged) and any(c.rank == rank for c in event.verdict.culprits)

@@ -1,0 +1,240 @@
+"""The session of one simulated worker: the real commit protocol (train.commit) over simulated rounds.
+
+It does what train.engine does with the protocol's commands, reports to the agent as that one reports, and hears
+formations late. A process that hangs holds up what its main thread would do; one that is stopped hears nothing either.
+The state is modelled by its history: the epochs whose gradients made each of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from everstep.core.formation import Formation, SessionReport, Stage
+from everstep.core.types import ExitCause
+from everstep.train import commit, protocol
+from everstep.train.resolve import Stand
+
+if TYPE_CHECKING:
+    from everstep.testing.workers import SimWorker
+
+
+class SimSession:
+    """Events of the protocol go in by `feed`; what the main thread does goes through `main`."""
+
+    __slots__ = (
+        "backlog",
+        "cluster",
+        "committed_s",
+        "completed",
+        "deaf",
+        "entered",
+        "gap_s",
+        "heard_s",
+        "history",
+        "incoming",
+        "made",
+        "member",
+        "resumed",
+        "speaks",
+        "spoke_s",
+        "stage",
+        "worker",
+    )
+
+    def __init__(self, worker: SimWorker) -> None:
+        self.worker = worker
+        self.cluster = worker.agent.cluster
+        self.member = commit.Member(worker.name)
+        self.stage = Stage.WARMING
+        self.speaks = False  # its agent heard from it
+        self.resumed = self.completed = False
+        self.made = 0  # committed in this process
+        self.entered = 0  # the newest epoch in which its main thread took part: what it says it acts in
+        self.history: tuple[int, ...] = ()
+        self.incoming: tuple[int, tuple[int, ...]] | None = None  # a state that came before it was asked for: its epoch
+        self.committed_s = 0.0
+        self.gap_s = -1.0
+        self.spoke_s = self.heard_s = 0.0  # when the last message either way arrives
+        self.deaf = self.cluster.rng.random() < 0.5  # when it hangs, no thread of it runs
+        self.backlog: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+
+    @property
+    def lost(self) -> bool:
+        """It died, so what it said last may not have reached everybody; who leaves in good order sees to that."""
+        return self.worker.dead and not self.completed and self.stage is not Stage.LEFT
+
+    def begin(self) -> None:
+        self.tell()
+        slow = self.cluster.rng.random() < 0.2
+        self.after(0.05, 4.0 if slow else 0.6, self.main, self._open)
+
+    def _open(self) -> None:
+        self.stage = Stage.READY
+        self.tell()
+
+    def after(self, least_s: float, most_s: float, act: Callable[..., None], *args: object) -> None:
+        self.cluster.clock.after(self.cluster.rng.uniform(least_s, most_s), act, *args)
+
+    def main(self, act: Callable[..., None], *args: object) -> None:
+        """Something the main thread does; nothing of the job any more once it is through with it."""
+        if self.worker.can_step and not (self.completed and act != self.worker.die):
+            if self.worker.hung:
+                self.backlog.append((self.main, (act, *args)))
+            else:
+                act(*args)
+
+    def thread(self, act: Callable[..., None], *args: object) -> None:
+        """Something another thread does."""
+        if self.worker.can_step:
+            if self.worker.hung and self.deaf:
+                self.backlog.append((self.thread, (act, *args)))
+            else:
+                act(*args)
+
+    def catch_up(self) -> None:
+        backlog, self.backlog = self.backlog, []
+        for act, args in backlog:
+            act(*args)
+
+    # The agent ------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """In order, and a little late."""
+        member, agent = self.member, self.worker.agent
+        report = SessionReport(
+            worker=member.worker,
+            stage=self.stage,
+            committed=member.stand.committed,
+            epoch=self.entered,
+            prepared=member.prepared,
+            endpoint=f"{agent.name}:{self.worker.local_rank}",
+            host=agent.name,
+            resumed=self.resumed,
+            gap_s=self.gap_s,
+        )
+        self.spoke_s = max(self.spoke_s, self.cluster.clock.now_s + self.cluster.rng.uniform(0.001, 0.008))
+        self.cluster.clock.at(self.spoke_s, agent.spoke, self.worker, report)
+
+    def hear(self, formation: Formation) -> None:
+        slow = self.cluster.rng.random() < 0.1
+        late_s = self.cluster.rng.uniform(0.001, 1.0 if slow else 0.01)
+        self.heard_s = max(self.heard_s, self.cluster.clock.now_s + late_s)
+        self.cluster.clock.at(self.heard_s, self.thread, self._hear, formation)
+
+    def _hear(self, formation: Formation) -> None:
+        self.feed(protocol.FormationReceived(formation))
+        if self.member.planned is formation:
+            self.cluster.rounds.urge(self.member.epoch)
+
+    # The protocol ---------------------------------------------------------------------------------------
+
+    def feed(self, event: protocol.Event) -> None:
+        if not self.worker.can_step:
+            return
+        before = self.member
+        self.member, commands = commit.step(before, event)
+        if not isinstance(event, protocol.Fetched):
+            self._note_commit(before.stand.committed, isinstance(event, protocol.Applied))
+        for command in commands:
+            self._carry_out(command)
+
+    def _note_commit(self, before: int, applied: bool) -> None:
+        stand = self.member.stand
+        if stand.committed == before + 1 and (before >= 0 or applied):
+            self.history = (*self.history, stand.commit_epoch)
+            self.cluster.truth.formations.committed(self)
+            self.made = stand.committed
+            now = self.cluster.clock.now_s
+            if not self.resumed:
+                self.resumed = True
+                self.gap_s = now - self.committed_s if self.committed_s else -1.0
+                self.tell()
+            self.committed_s = now
+        elif stand.committed == 0 and before < 0:
+            self.cluster.truth.formations.founded(self)
+
+    def _carry_out(self, command: protocol.Command) -> None:
+        rounds = self.cluster.rounds
+        match command:
+            case protocol.Prepare(formation):
+                self.after(0.003, 0.3, self.thread, self._prepare, formation)
+            case protocol.Switch():
+                self.resumed = False
+            case protocol.PublishStand(epoch, stand):
+                self.after(0.001, 0.02, self.main, self._enter, epoch, stand)
+            case protocol.CastVote(epoch, vote):
+                self.main(rounds.take_part, self, "vote", epoch, self.member.stand.committed, vote)
+            case protocol.Apply():
+                self.after(0.005, 0.2, self.main, self.feed, protocol.Applied())
+            case protocol.Fetch(epoch):
+                if self.incoming is not None and self.incoming[0] == epoch:
+                    self.main(self.fetched, *self.incoming)
+            case protocol.Serve(epoch, roles):
+                rounds.serve(self, epoch, roles)
+            case protocol.Ready(epoch, step):
+                self.main(self._ready, epoch, step)
+            case protocol.Leave():
+                self.main(self._leave)
+            case protocol.Fenced(epoch):
+                self.after(0.0, 0.1, self.main, self.worker.fail, f"the others went on without it in epoch {epoch}")
+            case protocol.StateLost(committed, floor):
+                self.main(
+                    self.worker.fail, f"{floor} steps were committed, and nobody here holds more than {committed}"
+                )
+
+    def _prepare(self, formation: Formation) -> None:
+        """A dead peer can never be reached, a stopped one once it runs again."""
+        if formation not in (self.member.entering, self.member.planned):
+            return
+        for seat in formation.seats:
+            peer = self.cluster.rounds.session(self.worker.epoch, seat.worker)
+            if not peer.worker.can_step:
+                return
+            if peer.worker.hung and peer.deaf:
+                peer.backlog.append((self.thread, (self._prepare, formation)))
+                return
+        self.feed(protocol.Prepared(formation.epoch))
+        if self.member.planned is formation:  # otherwise it enters in a moment, and says both
+            self.tell()
+
+    def _enter(self, epoch: int, stand: Stand) -> None:
+        if commit.acts_in(self.member, epoch):
+            self.entered = epoch
+            self.tell()
+            self.cluster.rounds.take_part(self, "stand", epoch, -1, stand)
+
+    def fetched(self, epoch: int, history: tuple[int, ...]) -> None:
+        """The state of a peer arrived; it is kept until this one is where it asks for it."""
+        if not commit.acts_in(self.member, epoch):
+            return
+        if self.member.phase is commit.Phase.FETCHING:
+            self.history, self.incoming = history, None
+            self.feed(protocol.Fetched(epoch))
+        else:
+            self.incoming = (epoch, history)
+
+    def _ready(self, epoch: int, step: int) -> None:
+        if self.member.phase is not commit.Phase.READY or not commit.acts_in(self.member, epoch):
+            return  # a formation came first
+        self.cluster.truth.formations.ready(self, step)
+        if self.stage is not Stage.MEMBER or not self.resumed:
+            self.stage = Stage.MEMBER
+            self.tell()
+        if self.cluster.rounds.through(self.worker.epoch, step):
+            self.completed = True
+            self.after(0.0, 0.4, self.main, self.worker.die, ExitCause.OK, 0)
+        else:
+            self.feed(protocol.Began(epoch))
+            self.cluster.rounds.compute(self, epoch, step)
+
+    def reduce(self, epoch: int, step: int) -> None:
+        """Its own gradients are there."""
+        stand = self.member.stand
+        if commit.acts_in(self.member, epoch) and stand.committed == step:
+            self.cluster.rounds.take_part(self, "gradients", epoch, step, None)
+
+    def _leave(self) -> None:
+        self.stage = Stage.LEFT
+        self.tell()
+        self.after(0.0, 0.3, self.main, self.worker.die, ExitCause.OK, 0)

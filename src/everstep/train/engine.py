@@ -1,0 +1,310 @@
+"""Drives one worker's commit protocol: the machine of `train.commit`, the fabric, and the threads between them.
+
+The main thread takes the steps and carries out what the machine wants; it waits here and inside collectives. The
+channel's thread delivers formations: it wakes the main thread out of an epoch that is over, and has the links of the
+next one opened by a thread of their own. One lock guards the machine; nobody holds it while he waits for a peer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from everstep.comms.collectives import Communicator
+from everstep.comms.fabric import Fabric, Superseded
+from everstep.comms.link import LinkError
+from everstep.core.errors import EpochBroken
+from everstep.core.formation import Formation, SessionReport, Stage
+from everstep.state.flatten import Flat
+from everstep.train import commit, protocol, transfer
+from everstep.train.resolve import Stand
+
+UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
+RETRY_S = 0.2
+
+T = TypeVar("T", Stand, protocol.Vote)
+
+
+class StateLost(RuntimeError):
+    """No member holds the steps that were committed: the job has to go back to a saved state."""
+
+
+class Worker(Protocol):
+    """What the engine needs of the session: its state, its gradients."""
+
+    def drop_gradients(self) -> None: ...
+
+    def state(self) -> Flat:
+        """The whole state, which does not change before the next optimizer step."""
+
+    def fetch(self, communicator: Communicator, source: int) -> None:
+        """Overwrite the whole state; raises EpochBroken. Nothing is overwritten before all has arrived."""
+
+
+class Engine:
+    """`report` tells the agent; `begin` makes this worker known and waits for its first step."""
+
+    def __init__(self, fabric: Fabric, worker: str, host: str, report: Callable[[SessionReport], None]) -> None:
+        self.fabric = fabric
+        self.communicator = Communicator(fabric)
+        self._side = Communicator(fabric, index=1)  # state travels here, while the first one is at work
+        self.beside = Communicator(fabric, index=2)  # for the main thread, while gradients are summed in the first one
+        self._host = host
+        self._report = report
+        self._owner: Worker | None = None
+        self._news = threading.Condition()
+        self._member = commit.Member(worker)
+        self._todo: deque[protocol.Command] = deque()
+        self._serving: threading.Thread | None = None
+        self._unreachable: LinkError | None = None
+        self._committed_s = 0.0
+        self._gap_s = -1.0
+        self._resumed_in = 0  # epoch of the last commit here
+        self._stage = Stage.WARMING
+        self._epoch = 0
+        self._fetched = False
+
+    # What the session sees ------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> int:
+        return self._member.stand.committed
+
+    @property
+    def epoch(self) -> int:
+        """Of the step under way. The machine may have left it already."""
+        return self._epoch
+
+    @property
+    def role(self) -> int:
+        return self.fabric.table.role
+
+    @property
+    def num_members(self) -> int:
+        return self.fabric.table.size
+
+    def say(self, stage: Stage) -> None:
+        """Tell the agent where this session stands."""
+        self._stage = stage
+        self._tell()
+
+    def open(self, owner: Worker) -> None:
+        """The state is complete and can be seated: from here on formations have an effect."""
+        self._owner = owner
+        self.say(Stage.READY)
+
+    def ready(self) -> int:
+        """Wait until a step may begin; its number. Changes of epoch that are due happen in here."""
+        command = self._until(protocol.Ready)
+        assert isinstance(command, protocol.Ready)
+        self._epoch, self._fetched = command.epoch, False
+        if self._stage is not Stage.MEMBER or self._resumed_in != command.epoch:
+            self.say(Stage.MEMBER)
+        return command.step
+
+    def began(self) -> None:
+        self._feed(protocol.Began(self.epoch))
+
+    def vote(self, finite: bool) -> bool:
+        """The gradients are complete. True: apply them, then call `applied`. False: this step commits without them.
+
+        Raises EpochBroken when the step is not committed: it will be ready again. Whatever becomes of the epoch, the
+        answer is the one that all survivors come to.
+        """
+        before = self.committed
+        self._feed(protocol.Reduced(self.epoch, finite))
+        command = self._until(protocol.Apply, protocol.Serve, protocol.Ready)
+        if isinstance(command, protocol.Apply):
+            return True
+        with self._news:
+            self._todo.appendleft(command)  # for `ready`: the state is whole only at the end of the step
+        if self._fetched or self.committed == before:
+            raise EpochBroken(self.epoch, f"step {before} is not committed here: it is done again, or was copied")
+        return False
+
+    def applied(self) -> None:
+        """The optimizer is through: the step is committed."""
+        self._feed(protocol.Applied())
+        self._note_commit()
+
+    def skipped(self) -> None:
+        self._note_commit()
+
+    def in_epoch(self) -> bool:
+        """Whether the epoch this worker acts in still is."""
+        with self._news:
+            return commit.acts_in(self._member, self._member.epoch)
+
+    def leave(self) -> None:
+        """Take part in nothing any more, once a newcomer has all it was promised: what waits for others raises."""
+        self._finish_serving()
+        with self._news:
+            self.fabric.abort(self._member.epoch, "this worker has left")
+
+    def close(self) -> None:
+        self.fabric.close()
+
+    # Formations, in the channel's thread ----------------------------------------------------------------
+
+    def receive(self, formation: Formation) -> None:
+        """A formation was issued, or is repeated. From any thread; waits for no peer."""
+        for command in self._feed(protocol.FormationReceived(formation), background=True):
+            if isinstance(command, protocol.Prepare):
+                threading.Thread(
+                    target=self._prepare, args=(command.formation,), name="everstep-prepare", daemon=True
+                ).start()
+            elif isinstance(command, protocol.Abort):
+                why = f"formation {formation.epoch} follows it"
+                self.fabric.abort(command.epoch, why)
+                self.fabric.abort_before(command.epoch, why)
+
+    def _prepare(self, formation: Formation) -> None:
+        """A peer that cannot be reached is, as a rule, dead, and a formation without it is on its way."""
+        deadline = time.monotonic() + UNREACHABLE_S
+        while True:
+            try:
+                self.fabric.prepare(formation)
+            except Superseded:
+                return
+            except LinkError as error:
+                with self._news:
+                    if self._wanted(formation) and time.monotonic() > deadline:
+                        self._unreachable = error
+                        self._news.notify_all()
+                    if not self._wanted(formation) or self._unreachable is not None:
+                        return
+                    self._news.wait(RETRY_S)
+            else:
+                break
+        self._feed(protocol.Prepared(formation.epoch))
+        self._tell()
+
+    def _wanted(self, formation: Formation) -> bool:
+        return formation in (self._member.entering, self._member.planned)
+
+    # The machine ----------------------------------------------------------------------------------------
+
+    def _feed(self, event: protocol.Event, background: bool = False) -> list[protocol.Command]:
+        """One event; what the main thread has to do is queued. Returns what is for the caller's thread."""
+        at_once = (protocol.Prepare, protocol.Abort)
+        with self._news:
+            self._member, commands = commit.step(self._member, event)
+            mine: list[protocol.Command] = [command for command in commands if isinstance(command, at_once)]
+            assert background or not mine
+            if any(isinstance(command, protocol.Abort) for command in commands):
+                self._drop_overtaken()
+            self._todo.extend(command for command in commands if not isinstance(command, at_once))
+            self._news.notify_all()
+        return mine
+
+    def _drop_overtaken(self) -> None:
+        """What was still to be done in an epoch that is over; an apply and void gradients are this worker's own."""
+        kept = [command for command in self._todo if isinstance(command, protocol.Apply | protocol.DropGradients)]
+        self._todo.clear()
+        self._todo.extend(kept)
+
+    def _next(self) -> protocol.Command:
+        with self._news:
+            while not self._todo:
+                if self._unreachable is not None:
+                    raise self._unreachable
+                self._news.wait()
+            return self._todo.popleft()
+
+    def _until(self, *kinds: type[protocol.Command]) -> protocol.Command:
+        """Carry out what is to be done until one of these is: it is the caller's."""
+        while True:
+            command = self._next()
+            if isinstance(command, kinds):
+                return command
+            self._carry_out(command)
+
+    def _carry_out(self, command: protocol.Command) -> None:
+        owner = self._owner
+        assert owner is not None
+        try:
+            match command:
+                case protocol.Switch(formation):
+                    self._finish_serving()
+                    self.communicator.part()
+                    self.fabric.switch(formation)
+                case protocol.PublishStand(epoch, stand):
+                    self._feed(protocol.Stood(epoch, self._gather(stand, Stand)))
+                case protocol.CastVote(epoch, vote):
+                    self._feed(protocol.Voted(epoch, self._gather(vote, protocol.Vote)))
+                case protocol.DropGradients():
+                    owner.drop_gradients()
+                case protocol.Fetch(epoch, source):
+                    owner.fetch(self._side, source)
+                    self._fetched = True
+                    self._feed(protocol.Fetched(epoch))
+                case protocol.Serve(_, roles):
+                    self._serve(owner, roles)
+                case protocol.Leave():
+                    self.communicator.part()
+                    self.say(Stage.LEFT)
+                    raise SystemExit(0)
+                case protocol.Fenced(epoch):
+                    raise SystemExit(f"everstep: the others went on without this worker in epoch {epoch}: it stops")
+                case protocol.StateLost(committed, floor):
+                    raise StateLost(f"{floor} steps were committed, and nobody here holds more than {committed}")
+                case _:
+                    raise AssertionError(command)
+        except EpochBroken:
+            return  # a formation that ends the epoch came, or will come: the machine says what is next
+
+    def _gather(self, mine: T, kind: type[T]) -> tuple[T, ...]:
+        said = self.communicator.all_gather_bytes(msgspec.msgpack.encode(mine))
+        return tuple(msgspec.msgpack.decode(each, type=kind) for each in said)
+
+    def _serve(self, owner: Worker, roles: tuple[int, ...]) -> None:
+        """While the others compute: the state cannot change before every member took part in the next vote."""
+
+        self._finish_serving()
+        flat = owner.state()
+
+        def send() -> None:
+            try:
+                transfer.send(self._side, flat, roles)
+            except EpochBroken:
+                return
+
+        self._serving = threading.Thread(target=send, name="everstep-serve", daemon=True)
+        self._serving.start()
+
+    def _finish_serving(self) -> None:
+        if self._serving is not None:
+            self._serving.join()
+            self._serving = None
+
+    # What is told ---------------------------------------------------------------------------------------
+
+    def _note_commit(self) -> None:
+        now = time.monotonic()
+        if self._resumed_in != self._epoch:
+            self._resumed_in = self._epoch
+            self._gap_s = now - self._committed_s if self._committed_s else -1.0
+            self._tell()
+        self._committed_s = now
+
+    def _tell(self) -> None:
+        with self._news:
+            member = self._member
+        self._report(
+            SessionReport(
+                worker=member.worker,
+                stage=self._stage,
+                committed=member.stand.committed,
+                epoch=member.epoch,
+                prepared=member.prepared,
+                endpoint=self.fabric.endpoint,
+                host=self._host,
+                resumed=self._resumed_in == member.epoch > 0,
+                gap_s=self._gap_s,
+            )
+        )

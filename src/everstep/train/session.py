@@ -1,0 +1,344 @@
+"""What the user holds: a session whose loop yields every step until it is committed, whoever dies meanwhile.
+
+    with everstep.session() as run:
+        run.protect(model=model, optimizer=optimizer)
+        for step in run.steps(1000):
+            with step:
+                for batch in step.share(batches):
+                    model(batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+Alone it is a world of one; under `everstep run` every worker's session is a member of the job. Gradients are averaged
+when the share is through (or before the optimizer's step), then the members vote, then the optimizers run: that is the
+commit. A fault before it undoes the step on every survivor and the loop yields the same step again. What the script
+raises itself is the script's.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from everstep.comms.collectives import Communicator
+from everstep.comms.fabric import Fabric
+from everstep.core import identity
+from everstep.core.errors import EpochBroken
+from everstep.core.formation import Formation, Seat, Stage
+from everstep.data.batches import Batches
+from everstep.probe import boot
+from everstep.state.flatten import Flat, Stateful
+from everstep.train import transfer
+from everstep.train.channel import Channel
+from everstep.train.engine import Engine
+from everstep.train.randomness import reseed
+from everstep.train.reducer import Reducer
+from everstep.train.undo import Undo
+
+ALONE = "alone/0#0"
+
+
+def session(*, seed: int = 0, log_file: str | Path | None = None) -> Session:
+    """The job's session of this process.
+
+    seed: of the randomness inside steps. log_file: `log` appends a JSON line a step to it; all members' nodes see it.
+    """
+    return Session(seed, log_file)
+
+
+class Session:
+    """`with session() as run`. One a process. Its methods are for the main thread."""
+
+    def __init__(self, seed: int = 0, log_file: str | Path | None = None) -> None:
+        self.seed = seed
+        self._log_file = Path(log_file) if log_file is not None else None
+        self._objects: dict[str, Stateful] = {}
+        self._current: Step | None = None
+        self._opened = False
+        self._hooks: list[RemovableHandle] = []
+        mine = identity.mine()
+        self._channel = Channel(mine.channel, self._formation) if mine is not None else None
+        worker, address = (mine.worker, mine.address) if mine is not None else (ALONE, "127.0.0.1")
+        secret = mine.secret if mine is not None else socket.gethostname().encode()
+        host = identity.host()
+        fabric = Fabric(worker, host, secret, bind=address)
+        self._engine = Engine(fabric, worker, host, self._channel.report if self._channel else lambda report: None)
+        self._alone = Formation(1, (Seat(worker, "alone", host, fabric.endpoint),), abort=False, floor=0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker's model belongs."""
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator if accelerator is not None else torch.device("cpu")
+
+    def __enter__(self) -> Self:
+        if self._channel is not None:
+            self._channel.start()
+            self._engine.say(Stage.WARMING)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._engine.leave()
+        for handle in self._hooks:
+            handle.remove()
+        if self._hooks:
+            self._reducer.close()
+        self._engine.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    # What the script says -------------------------------------------------------------------------------
+
+    def protect(self, **objects: Any) -> None:
+        """Objects whose state belongs to the job: modules, optimizers, schedulers, anything with state_dict() and
+        load_state_dict(). Each member holds a copy; a newcomer gets it from a live one.
+
+        Raises ValueError for an object without the two methods, and after the first step.
+        """
+        if self._opened:
+            raise ValueError("protect() comes before the first step: a newcomer copies all of it or nothing")
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise ValueError(f"{name}: {type(thing).__name__} has no state_dict() and load_state_dict()")
+            if name in self._objects:
+                raise ValueError(f"{name} is protected already")
+            self._objects[name] = thing
+
+    def steps(self, num_steps: int) -> Iterator[Step]:
+        """Yield steps until `num_steps` of the job are committed; one that a fault undid comes again."""
+        if not self._opened:
+            self._open()
+        while True:
+            number = self._engine.ready()
+            if number >= num_steps:
+                return
+            self._current = step = Step(self, number)
+            yield step
+            if not step.entered:
+                raise ValueError("the loop over run.steps(...) needs `with step:` around the work of a step")
+
+    @property
+    def role(self) -> int:
+        """This member's place among the members of the present epoch."""
+        return self._engine.role
+
+    @property
+    def num_members(self) -> int:
+        return self._engine.num_members
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over all members of a tensor of any shape, for a metric: inside `with step`, before the optimizer's
+        step, and on every member. Raises EpochBroken, which `with step` takes."""
+        step = self._current
+        if step is None or not step.active or step.committed:
+            raise ValueError("run.sum() belongs inside `with step:`, before optimizer.step()")
+        total = value.detach().cpu().clone()
+        self._engine.beside.all_reduce(total)
+        return total
+
+    def log(self, **values: Any) -> None:
+        """Values of the last step, printed or appended to the log file: the first member's, if it is committed."""
+        step = self._current
+        if step is None or not step.committed or self._engine.role:
+            return
+        numbers = {name: float(value) for name, value in values.items()}
+        if self._log_file is None:
+            print(f"step {step.index + 1}  {'  '.join(f'{n} {v:.6g}' for n, v in numbers.items())}", flush=True)
+            return
+        with self._log_file.open("a") as file:
+            file.write(json.dumps({"step": step.index + 1, "time": time.time(), **numbers}) + "\n")
+
+    # The engine's view ----------------------------------------------------------------------------------
+
+    def drop_gradients(self) -> None:
+        self._reducer.drop()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> Flat:
+        return transfer.take(self._objects)
+
+    def fetch(self, communicator: Communicator, source: int) -> None:
+        transfer.receive(communicator, self._objects, source)
+
+    # Inside ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._opened = True
+        things = self._objects.values()
+        self._optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
+        if not self._optimizers:
+            raise ValueError("nothing to train: protect(...) at least one optimizer, and the modules it updates")
+        parameters = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        self._reducer = Reducer(parameters, self._engine.fabric, self._engine.communicator)
+        self._undo = Undo(self._objects)
+        mine = weakref.ref(self)
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _about_to_step(mine(), optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _has_stepped(mine(), optimizer)),
+        ]
+        self._engine.open(self)
+        if self._channel is None:
+            self._formation(self._alone)
+
+    def _formation(self, formation: Formation) -> None:
+        self._engine.receive(formation)
+
+
+def _about_to_step(run: Session | None, optimizer: torch.optim.Optimizer) -> None:
+    if run is not None and run._current is not None and any(optimizer is known for known in run._optimizers):
+        run._current._before_optimizer(optimizer)
+
+
+def _has_stepped(run: Session | None, optimizer: torch.optim.Optimizer) -> None:
+    if run is not None and run._current is not None and any(optimizer is known for known in run._optimizers):
+        run._current._after_optimizer(optimizer)
+
+
+class Step:
+    """One optimizer step of the job. `index` counts from 0. `committed` tells whether it counts."""
+
+    def __init__(self, run: Session, index: int) -> None:
+        self.index = index
+        self.committed = False
+        self.entered = False
+        self._run = run
+        self.active = False
+        self._reduced: bool | None = None  # whether the reduced gradients are finite; None: not reduced yet
+        self._voted = False
+        self._stepped: list[torch.optim.Optimizer] = []
+
+    def __enter__(self) -> Self:
+        run = self._run
+        if self.entered:
+            raise ValueError(f"step {self.index} was entered twice")
+        self.entered = self.active = True
+        run._undo.begin()
+        run._reducer.begin()
+        reseed(run.seed, self.index, run.role)
+        run._engine.began()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        run = self._run
+        try:
+            if error is None and not self.committed:
+                self._commit_without_step()
+        except EpochBroken as broken:
+            error = broken
+        finally:
+            self.active = False
+        if error is None:
+            return False
+        if self.committed or not self._ours(error):
+            return False  # the script's own
+        run._undo.restore()
+        run.drop_gradients()
+        return True
+
+    def share(self, batches: Batches) -> Iterator[Any]:
+        """This member's micro-batches of the step. When they are through, the gradients are averaged over the job.
+
+        Each is a mean over its samples; the weights that make them the mean over the global batch are applied here.
+        """
+        run = self._run
+        dealt = batches.share(self.index, run.num_members, run.role)
+        following = next(dealt, None)
+        while following is not None:
+            (micro, batch), following = following, next(dealt, None)
+            run._reducer.weigh(micro.weight, last=following is None)
+            yield batch
+        self.reduce()
+
+    def reduce(self) -> None:
+        """Average the gradients over the members now, to clip them for instance. `share` does it by itself.
+
+        Raises EpochBroken, which `with step` takes.
+        """
+        if self._reduced is None:
+            finite = self._run._reducer.finish()
+            self._share_buffers()
+            self._reduced = finite
+
+    # Commit ---------------------------------------------------------------------------------------------
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before each optimizer's step: reduce; before the last one's: vote. With several the earlier are kept."""
+        run = self._run
+        if not self.active or self.committed:
+            raise ValueError("optimizer.step() belongs inside `with step:`, once a step for each optimizer")
+        self.reduce()
+        self._stepped.append(optimizer)
+        if len(self._stepped) < len(run._optimizers):
+            run._undo.keep_optimizer(optimizer)
+            self._reduced = None  # the next one has gradients of its own
+            return
+        if not self._vote(bool(self._reduced)):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None  # nothing to do for the optimizer: non-finite gradients are not applied
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._voted and not self.committed:
+            self._is_committed(applied=True)
+
+    def _vote(self, finite: bool) -> bool:
+        apply = self._run._engine.vote(finite)
+        self._voted = True
+        if not apply:
+            self._is_committed(applied=False)
+        return apply
+
+    def _is_committed(self, applied: bool) -> None:
+        engine = self._run._engine
+        engine.applied() if applied else engine.skipped()
+        self.committed = True
+        boot.committed(engine.committed)
+
+    def _commit_without_step(self) -> None:
+        """The block ended, and not every optimizer was stepped: the others have their turn in another step.
+
+        None was: a grad scaler that found non-finite gradients, or `continue`. Then nobody may apply this step.
+        """
+        self.reduce()
+        if self._vote(bool(self._reduced and self._stepped)):
+            self._is_committed(applied=True)
+
+    def _share_buffers(self) -> None:
+        """What a forward pass changed (running statistics) is the first member's, as with DistributedDataParallel."""
+        run = self._run
+        buffers = run._undo.buffers
+        if not buffers or run.num_members == 1:
+            return
+        communicator = run._engine.beside
+        changed = torch.zeros(len(buffers), dtype=torch.uint8)
+        changed[run._undo.changed()] = 1
+        communicator.broadcast(changed, 0)
+        mine = [buffers[place].detach() for place in changed.nonzero().flatten().tolist()]
+        if not mine:
+            return
+        parts = [buffer.cpu().reshape(-1).view(torch.uint8) for buffer in mine]
+        shared = torch.cat(parts)
+        communicator.broadcast(shared, 0)
+        for buffer, part in zip(mine, torch.split(shared, [len(part) for part in parts]), strict=True):
+            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+    def _ours(self, error: BaseException) -> bool:
+        """A fault of the world: the epoch broke, or what broke it surfaced as something else meanwhile."""
+        if isinstance(error, EpochBroken):
+            return True
+        if isinstance(error, Exception) and not self._run._engine.in_epoch():
+            print(f"everstep: step {self.index} is done again: {type(error).__name__}: {error}", file=sys.stderr)
+            return True
+        return False

@@ -1,0 +1,54 @@
+"""The state of a member on its way to another one, over the fabric: header first, then each tensor's bytes.
+
+Parameters and the optimizer's tensors are sent from where they lie: they cannot change before the receivers take part
+in the next vote. What a forward pass may change (buffers, the user's objects) is copied before the sending begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from everstep.comms.collectives import Communicator
+from everstep.state import flatten
+from everstep.state.flatten import Flat, Stateful
+
+TAG = 1
+
+
+def take(objects: Mapping[str, Stateful]) -> Flat:
+    """The state as it is now. Only to be sent before the next optimizer step."""
+    flat = flatten.flatten(objects)
+    constant = set()
+    for thing in objects.values():
+        if isinstance(thing, torch.nn.Module):
+            constant |= {parameter.data_ptr() for parameter in thing.parameters()}
+        elif isinstance(thing, torch.optim.Optimizer):
+            states = [state for state in thing.state.values() if isinstance(state, Mapping)]
+            constant |= {v.data_ptr() for state in states for v in state.values() if isinstance(v, torch.Tensor)}
+    tensors = [t if t.data_ptr() in constant else t.detach().clone() for t in flat.tensors]
+    return Flat(flat.header, tensors)
+
+
+def send(communicator: Communicator, flat: Flat, roles: Sequence[int]) -> None:
+    """To each of these roles. Raises EpochBroken."""
+    header = torch.frombuffer(bytearray(flat.header), dtype=torch.uint8)
+    for role in roles:
+        communicator.send(torch.tensor([len(header)]), role, TAG)
+        communicator.send(header, role, TAG)
+        for tensor in flat.tensors:
+            communicator.send(tensor.detach().cpu(), role, TAG)
+
+
+def receive(communicator: Communicator, objects: Mapping[str, Stateful], source: int) -> None:
+    """Overwrite these objects' state once all of it is here. Raises EpochBroken, or ValueError if it does not fit."""
+    length = torch.zeros(1, dtype=torch.int64)
+    communicator.recv(length, source, TAG)
+    raw = torch.empty(int(length.item()), dtype=torch.uint8)
+    communicator.recv(raw, source, TAG)
+    header = raw.numpy().tobytes()
+    tensors = flatten.empty(header)
+    for tensor in tensors:
+        communicator.recv(tensor, source, TAG)
+    flatten.apply(objects, header, tensors)

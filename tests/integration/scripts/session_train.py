@@ -1,0 +1,148 @@
+"""A small model on a session, for tests of recovery: every member writes what it computed and what it committed.
+
+In --out: begun-PID.jsonl gets a line before each vote, so that every commit has one of every member which took part,
+also of one that dies right after it; commits-PID.jsonl gets a line after each commit, with a digest of all state.
+
+--fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, sleep, die (before the vote), die-soon (up to
+2 ms after the vote began), die-apply, die-block (in the block, after the commit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+
+import everstep
+
+
+class Fault:
+    """One member's failure, which comes once: a file says that it was."""
+
+    def __init__(self, text: str, out: Path) -> None:
+        self.what, _, where = text.partition("@")
+        step, _, role = where.partition(":")
+        self.step, self.role = int(step), int(role)
+        self._mark = out / f"fault-{text}"
+
+    def comes(self, what: str, step: int, role: int) -> bool:
+        if (what, step, role) != (self.what, self.step, self.role):
+            return False
+        try:
+            self._mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_soon() -> None:
+    time.sleep(random.SystemRandom().random() * 0.002)
+    die()
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of parameters, buffers and the optimizer's state."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        hashed.update(tensor.numpy().tobytes())
+    for state in optimizer.state.values():
+        for value in state.values():
+            hashed.update(value.numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def build(dropout: float, norm: bool) -> nn.Sequential:
+    torch.manual_seed(7)
+    extra = [nn.BatchNorm1d(64)] if norm else []
+    return nn.Sequential(nn.Linear(16, 64), nn.Dropout(dropout), *extra, nn.ReLU(), nn.Linear(64, 1))
+
+
+def data() -> tuple[torch.Tensor, ...]:
+    """200 samples, each with its number."""
+    inputs = torch.randn(200, 16, generator=torch.Generator().manual_seed(3))
+    return inputs, inputs.sum(dim=1, keepdim=True).sin(), torch.arange(200)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--global-batch", type=int, default=24)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds in each micro-batch")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
+    parser.add_argument("--fault", action="append", default=[])
+    return parser.parse_args()
+
+
+def write(file: TextIO, **line: Any) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+
+
+def main() -> None:
+    args = arguments()
+    model = build(args.dropout, args.norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    batches = everstep.Batches(data(), global_batch=args.global_batch, micro_batch=args.micro_batch, seed=5)
+    faults = [Fault(text, args.out) for text in args.fault]
+    begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
+    commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
+    with everstep.session(seed=11) as run:
+        run.protect(model=model, optimizer=optimizer, schedule=schedule)
+        at = {"step": -1, "role": -1}
+
+        def comes(what: str) -> bool:
+            return any(fault.comes(what, at["step"], at["role"]) for fault in faults)
+
+        optimizer.register_step_pre_hook(lambda *_: die() if comes("die-apply") else None)  # behind the vote
+        for step in run.steps(args.steps):
+            with step:
+                at = {"step": step.index, "role": run.role}
+                deal = {**at, "members": run.num_members}
+                samples: list[int] = []
+                total = 0.0
+                for x, y, numbers in step.share(batches):
+                    loss = (model(x) - y).square().mean()
+                    loss.backward()
+                    samples += numbers.tolist()
+                    total += float(loss.detach()) * len(x) / args.global_batch
+                    time.sleep(args.pause)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                write(begun, **deal, samples=samples, loss=total, time=time.time())
+                if comes("raise"):
+                    raise RuntimeError("this member's own mistake")
+                if comes("sleep"):
+                    time.sleep(3600)
+                if comes("die"):
+                    die()
+                if comes("die-soon"):
+                    threading.Thread(target=die_soon, daemon=True).start()
+                optimizer.step()
+                if comes("die-block"):
+                    die()
+                schedule.step()
+                optimizer.zero_grad()
+            if step.committed:
+                rate, state = optimizer.param_groups[0]["lr"], digest(model, optimizer)
+                write(commits, **deal, digest=state, lr=rate, loss=total, samples=samples, time=time.time())
+
+
+if __name__ == "__main__":
+    main()

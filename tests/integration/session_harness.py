@@ -1,0 +1,210 @@
+"""Runs of scripts/session_train.py under `everstep run`, and what must hold of each, whatever was done to it.
+
+with SessionRun(tmp_path, "--nproc-per-node", "4", args=("--steps", "60")) as run:
+    run.until_committed(20)
+    run.kill_member(role=1)
+    assert run.wait() == 0
+story = run.check(60)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from everstep.control import procfs
+from everstep.core import events as e
+from everstep.core.formation import Stage
+from everstep.data.batches import Batches
+from everstep.data.sampler import Sampler
+from everstep.testing.local import LocalRun
+
+SCRIPT = Path(__file__).parent / "scripts" / "session_train.py"
+NUM_SAMPLES = 200
+SEED = 5
+# Tests kill the same place at the same step more often than chance would.
+OPTIONS = ("--set", "restart.crash_loop=1000", "--set", "control.last_call_s=0.3")
+
+
+class Line(NamedTuple):
+    """What one member wrote of one step. `role`, `members`: of the deal its gradients come from."""
+
+    pid: int
+    step: int
+    role: int
+    members: int
+    loss: float
+    samples: tuple[int, ...]
+    time: float
+    digest: str = ""
+    lr: float = 0.0
+
+
+class Committed(NamedTuple):
+    """One step of the job. `loss`: of the whole global batch."""
+
+    members: int
+    digest: str
+    lr: float
+    loss: float
+
+
+class Lines:
+    """The lines of all files of one kind in a folder; each look reads only what is new."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+        self._offsets: dict[Path, int] = {}
+        self.by_pid: dict[int, list[Line]] = defaultdict(list)
+
+    def look(self) -> dict[int, list[Line]]:
+        for path in self._folder.glob(f"{self._kind}-*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")  # the last line may be half written
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
+            pid = int(path.stem.partition("-")[2])
+            self.by_pid[pid] += [_line(pid, json.loads(text)) for text in whole.splitlines()]
+        return self.by_pid
+
+
+def alive(pid: int) -> bool:
+    sample = procfs.sample(pid)
+    return sample is not None and sample.state not in "ZX"
+
+
+def _line(pid: int, fields: dict[str, Any]) -> Line:
+    return Line(pid, **{**fields, "samples": tuple(fields["samples"])})
+
+
+class SessionRun(LocalRun):
+    """One run of the script in `directory`. `args`: of the script."""
+
+    def __init__(self, directory: Path, *options: str, args: tuple[str, ...] = (), **env: str) -> None:
+        directory.mkdir(exist_ok=True)
+        self.global_batch = int(args[args.index("--global-batch") + 1]) if "--global-batch" in args else 24
+        self._begun, self._commits = Lines(directory, "begun"), Lines(directory, "commits")
+        super().__init__(directory, SCRIPT, *OPTIONS, *options, args=("--out", str(directory), *args), **env)
+
+    # What it tells --------------------------------------------------------------------------------------
+
+    def commits(self) -> dict[int, list[Line]]:
+        return self._commits.look()
+
+    def committed(self) -> int:
+        """Steps that somebody committed."""
+        return max((lines[-1].step + 1 for lines in self.commits().values() if lines), default=0)
+
+    def until_committed(self, count: int, timeout_s: float = 40.0) -> int:
+        return self.until(lambda: (n := self.committed()) >= count and n, timeout_s)
+
+    def members(self) -> dict[int, int]:
+        """Role -> process, of the living whose last step is the newest or the one before."""
+        newest = self.committed()
+        last = [lines[-1] for lines in self.commits().values() if lines]
+        return {line.role: line.pid for line in last if line.step >= newest - 2 and alive(line.pid)}
+
+    def until_members(self, count: int, timeout_s: float = 30.0) -> dict[int, int]:
+        """Until the newest steps were dealt to this many, all alive."""
+
+        def reached() -> dict[int, int] | None:
+            members = self.members()
+            newest = [lines[-1] for lines in self.commits().values() if lines and lines[-1].pid in members.values()]
+            return members if len(members) == count and all(line.members == count for line in newest) else None
+
+        found = self.until(reached, timeout_s)
+        assert found is not None
+        return found
+
+    def until_standby(self) -> None:
+        """Until a worker waits for a role; it may have got one since."""
+
+        def waits() -> bool:
+            last = {report.node: report for report in (x.report for x in self.events(e.NodeReported))}
+            sessions = [worker.session for report in last.values() for worker in report.workers if not worker.gone]
+            return any(session is not None and session.stage is Stage.READY for session in sessions)
+
+        self.until(waits)
+
+    def pause_after(self, moment: float) -> float:
+        """The longest time without a commit that a process was in, which lived through this moment (of time.time())."""
+        times = [[line.time for line in lines] for lines in self.commits().values() if lines]
+        spans = [t for t in times if t[0] < moment < t[-1]]
+        return max(min(x for x in t if x > moment) - max(x for x in t if x <= moment) for t in spans)
+
+    # What the world does to it --------------------------------------------------------------------------
+
+    def kill_member(self, role: int, signum: int = signal.SIGKILL) -> int:
+        members = self.until(lambda: m if role in (m := self.members()) else None)
+        assert members is not None
+        os.kill(members[role], signum)
+        return members[role]
+
+    # What must hold -------------------------------------------------------------------------------------
+
+    def check(self, num_steps: int, restarts: int = 0) -> list[Committed]:
+        """Assert the invariants of all that was written; the committed steps. `restarts`: of the whole job."""
+        begun, commits = self._begun.look(), self._commits.look()
+        for lines in commits.values():
+            steps = [line.step for line in lines]
+            assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True, steps
+        shares = _shares(begun)
+        by_step: dict[int, list[Line]] = defaultdict(list)
+        for lines in commits.values():
+            for line in lines:
+                by_step[line.step].append(line)
+        assert sorted(by_step) == list(range(num_steps)), f"steps missing: {set(range(num_steps)) - set(by_step)}"
+        return [self._check_step(step, by_step[step], shares, restarts) for step in range(num_steps)]
+
+    def _check_step(
+        self, step: int, lines: list[Line], shares: dict[tuple[int, int, int], Line], restarts: int
+    ) -> Committed:
+        """All who committed it did the same, and the members it was dealt to computed each of its samples once."""
+        (same,) = {(line.members, line.digest, line.lr) for line in lines}
+        num_members = same[0]
+        roles = [line.role for line in lines]
+        assert all(roles.count(role) <= 1 + restarts for role in range(num_members)), roles
+        missing = [role for role in range(num_members) if (step, num_members, role) not in shares]
+        assert not missing, f"step {step}: committed by {num_members}, of which {missing} never came to the vote"
+        parts = [shares[step, num_members, role] for role in range(num_members)]
+        sampler = Sampler(NUM_SAMPLES, self.global_batch, seed=SEED)
+        assert [n for part in parts for n in part.samples] == list(sampler.samples(sampler.step_positions(step)))
+        return Committed(*same, loss=sum(part.loss for part in parts))
+
+
+def _shares(begun: dict[int, list[Line]]) -> dict[tuple[int, int, int], Line]:
+    """(step, members, role) -> what was computed. Done again with the same members, it came to the same."""
+    shares: dict[tuple[int, int, int], Line] = {}
+    for lines in begun.values():
+        for line in lines:
+            first = shares.setdefault((line.step, line.members, line.role), line)
+            assert (first.samples, first.loss) == (line.samples, line.loss), f"not the same again: {first} {line}"
+    return shares
+
+
+def oracle(num_steps: int, global_batch: int) -> tuple[list[float], list[float]]:
+    """Losses and learning rates of the script's training in one process, on whole batches, without a session."""
+    script = runpy.run_path(str(SCRIPT))
+    model = script["build"](dropout=0.0, norm=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+    batches = Batches(script["data"](), global_batch=global_batch, seed=SEED)
+    losses, rates = [], []
+    for step in range(num_steps):
+        ((_, (x, y, _numbers)),) = batches.share(step, 1, 0)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        rates.append(optimizer.param_groups[0]["lr"])
+    return losses, rates

@@ -1,0 +1,226 @@
+"""Step-level recovery of real jobs: real faults, and after each the invariants of `session_harness.check`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from session_harness import SessionRun, oracle
+
+from everstep.core import events as e
+from everstep.core.errors import ExitCode
+
+FOUR = ("--nproc-per-node", "4")
+TWO_NODES = ("--nnodes", "1:2", "--local-nodes", "2", "--nproc-per-node", "2")
+SPARE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "1", "--standbys", "1")
+HANG_S = 2.0
+HANG = ("--hang-timeout", str(HANG_S))
+SOON_S = 1.0  # a quiet machine needs a step and 50 ms; a busy one may take more
+
+
+def steps(count: int, *more: str) -> tuple[str, ...]:
+    return ("--steps", str(count), "--pause", "0.005", *more)
+
+
+def outcomes(run: SessionRun) -> list[str]:
+    return [closed.outcome for closed in run.events(e.IncidentClosed)]
+
+
+# One member ---------------------------------------------------------------------------------------------
+
+
+def test_one_of_four_is_killed(tmp_path: Path) -> None:
+    """The others go on at once; a new process takes the place."""
+    with SessionRun(tmp_path, *FOUR, args=steps(100)) as run:
+        run.until_committed(20)
+        moment = time.time()
+        killed = run.kill_member(2)
+        run.until(lambda: 3 in (line.members for lines in run.commits().values() for line in lines))
+        assert killed not in run.until_members(4).values()
+        assert run.wait() == ExitCode.OK
+        assert run.pause_after(moment) < SOON_S
+        assert {step.members for step in run.check(100)} == {3, 4}
+        assert outcomes(run) == ["recovered"]
+        assert len(run.events(e.EpochFormed)) == 1  # no other process was touched
+
+
+def test_an_exception_of_one_member_is_its_death(tmp_path: Path) -> None:
+    """The traceback is told once; the others go on."""
+    with SessionRun(tmp_path, *FOUR, args=steps(60, "--fault", "raise@20:1")) as run:
+        assert run.wait() == ExitCode.OK
+        assert {step.members for step in run.check(60)} >= {3, 4}
+        assert run.text().count("Traceback (most recent call last)") == 1
+        assert "RuntimeError: this member's own mistake" in run.text()
+        assert outcomes(run) == ["recovered"]
+
+
+def test_a_member_that_is_stopped_is_left_behind(tmp_path: Path) -> None:
+    with SessionRun(tmp_path, *FOUR, *HANG, args=steps(100)) as run:
+        run.until_committed(20)
+        moment = time.time()
+        stopped = run.kill_member(1, signal.SIGSTOP)
+        run.until(lambda: 3 in (line.members for lines in run.commits().values() for line in lines))
+        assert stopped not in run.until_members(4).values()
+        assert run.wait() == ExitCode.OK
+        assert HANG_S - 0.5 < run.pause_after(moment) < HANG_S + SOON_S
+        run.check(100)
+
+
+def test_a_member_that_sleeps_in_its_loop_is_left_behind(tmp_path: Path) -> None:
+    with SessionRun(tmp_path, "--nproc-per-node", "2", *HANG, args=steps(80, "--fault", "sleep@30:1")) as run:
+        assert run.wait() == ExitCode.OK
+        assert {step.members for step in run.check(80)} == {1, 2}
+        (judged,) = run.events(e.HangJudged)
+        assert [blame.rank for blame in judged.verdict.culprits] == [1]
+
+
+# Several ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("roles", [(0, 3), (0, 1, 2)], ids=["two", "all but the last"])
+def test_several_are_killed_at_once(tmp_path: Path, roles: tuple[int, ...]) -> None:
+    with SessionRun(tmp_path, *FOUR, args=steps(90)) as run:
+        run.until_committed(20)
+        members = run.until_members(4)
+        for role in roles:
+            os.kill(members[role], signal.SIGKILL)
+        run.until(lambda: 4 - len(roles) in (line.members for lines in run.commits().values() for line in lines))
+        run.until_members(4)
+        assert run.wait() == ExitCode.OK
+        run.check(90)
+
+
+@pytest.mark.parametrize("after_s", [0.002, 0.005, 0.02])
+def test_one_is_killed_while_the_others_recover(tmp_path: Path, after_s: float) -> None:
+    with SessionRun(tmp_path, *FOUR, args=steps(70)) as run:
+        run.until_committed(20)
+        members = run.until_members(4)
+        for role in (1, 3, 0):
+            os.kill(members[role], signal.SIGKILL)
+            time.sleep(after_s)
+        assert run.wait() == ExitCode.OK
+        run.check(70)
+        assert set(outcomes(run)) == {"recovered"}
+
+
+def test_all_are_killed_and_the_script_starts_again(tmp_path: Path) -> None:
+    """Nobody is left who has the state: the job restarts, as one without sessions does."""
+    with SessionRun(tmp_path, "--nproc-per-node", "2", args=steps(50)) as run:
+        run.until_committed(20)
+        for pid in run.until_members(2).values():
+            os.kill(pid, signal.SIGKILL)
+        assert run.wait() == ExitCode.OK
+        run.check(50, restarts=1)
+
+
+# Places in a step ---------------------------------------------------------------------------------------
+
+
+def test_deaths_around_the_commit(tmp_path: Path) -> None:
+    """Before the vote, in it, behind it, in the optimizer's step, and right after."""
+    kinds = ("die", "die-soon", "die-apply", "die-block", "die-soon")
+    faults = [f"{kind}@{15 * (place + 1)}:{place % 2}" for place, kind in enumerate(kinds)]
+    given = [word for fault in faults for word in ("--fault", fault)]
+    with SessionRun(tmp_path, "--nproc-per-node", "3", args=steps(100, *given)) as run:
+        assert run.wait() == ExitCode.OK
+        run.check(100)
+        assert len(list(tmp_path.glob("fault-*"))) == len(faults)
+        assert set(outcomes(run)) == {"recovered"}
+
+
+# Nodes and the controller -------------------------------------------------------------------------------
+
+
+def test_a_node_is_lost(tmp_path: Path) -> None:
+    with SessionRun(tmp_path, *TWO_NODES, args=steps(220)) as run:
+        run.until_committed(20)
+        moment = time.time()
+        run.kill_agent("node1")
+        run.until(lambda: 2 in (line.members for lines in run.commits().values() for line in lines))
+        run.until_members(4)  # a fresh agent
+        assert run.wait() == ExitCode.OK
+        assert run.pause_after(moment) < SOON_S
+        run.check(220)
+
+
+def test_a_node_leaves_between_two_steps(tmp_path: Path) -> None:
+    """Nobody waits for anything, and who leaves ends well."""
+    with SessionRun(tmp_path, *TWO_NODES, args=steps(80)) as run:
+        run.until_committed(20)
+        run.kill_agent("node1", signal.SIGUSR2)
+        run.until(lambda: 2 in (line.members for lines in run.commits().values() for line in lines))
+        assert run.wait() == ExitCode.OK
+        story = run.check(80)
+        left = [step.members for step in story].index(2)
+        assert {step.members for step in story[left:]} == {2}
+        assert not run.events(e.IncidentOpened)
+        assert {ended.exit.cause.value for ended in run.events(e.WorkerEnded)} <= {"ok"}
+
+
+def test_the_controller_and_then_a_member_are_killed(tmp_path: Path) -> None:
+    with SessionRun(tmp_path, *FOUR, args=steps(120)) as run:
+        before = run.until_committed(20)
+        run.kill_controller()
+        run.until_committed(before + 10)
+        run.kill_member(1)
+        assert run.wait() == ExitCode.OK
+        run.check(120)
+        assert len(run.events(e.ControllerStarted)) == 2
+
+
+# The same numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [(), ("--norm",)], ids=["dropout", "dropout and batch norm"])
+def test_a_standby_makes_the_same_bits(tmp_path: Path, norm: tuple[str, ...]) -> None:
+    """As if nothing had happened: every commit's state, after several kills."""
+    args = steps(70, *norm)
+    with SessionRun(tmp_path / "quiet", "--nproc-per-node", "2", args=args) as quiet:
+        assert quiet.wait() == ExitCode.OK
+    with SessionRun(tmp_path / "killed", *SPARE, args=args) as run:
+        for kill in range(3):
+            run.until_committed(10 + 20 * kill)
+            run.until_standby()
+            run.kill_member(kill % 2)
+        assert run.wait() == ExitCode.OK
+        assert run.check(70) == quiet.check(70)
+        assert set(outcomes(run)) == {"recovered"}
+
+
+@pytest.mark.parametrize("global_batch", [24, 25])
+def test_the_batch_stays_the_same_with_fewer_and_more_members(tmp_path: Path, global_batch: int) -> None:
+    """4 members, 3, 2, and 4 again: losses and learning rates are those of one process without Everstep."""
+    args = steps(100, "--dropout", "0", "--global-batch", str(global_batch))
+    with SessionRun(tmp_path, *FOUR, args=args) as run:
+        run.until_committed(10)
+        members = run.until_members(4)
+        for role, left in ((1, 3), (3, 2)):
+            os.kill(members[role], signal.SIGKILL)
+            run.until(lambda left=left: left in (line.members for lines in run.commits().values() for line in lines))
+        run.until_members(4)
+        assert run.wait() == ExitCode.OK
+        story = run.check(100)
+        sizes = [step.members for step in story]
+        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before][:3] == [4, 3, 2]
+        assert sizes[-1] == 4
+        losses, rates = oracle(100, global_batch)
+        assert [step.loss for step in story] == pytest.approx(losses, abs=1e-5)
+        assert [step.lr for step in story] == rates
+
+
+def test_more_members_than_samples(tmp_path: Path) -> None:
+    """Some compute nothing, and take part all the same."""
+    args = steps(60, "--global-batch", "3", "--micro-batch", "2", "--dropout", "0")
+    with SessionRun(tmp_path, *FOUR, args=args) as run:
+        run.until_committed(20)
+        run.kill_member(3)
+        run.until_committed(40)
+        run.kill_member(0)
+        assert run.wait() == ExitCode.OK
+        story = run.check(60)
+        losses, rates = oracle(60, 3)
+        assert [step.loss for step in story] == pytest.approx(losses, abs=1e-5)
+        assert [step.lr for step in story] == rates
