@@ -161,7 +161,12 @@ def death(members: int) -> float:
     page = Page.create("bench")
     robust.init(page)
     pids, pipes = crew(members, lambda rank, fabric, pipe: wait_for_ever(rank, fabric, pipe, page))
-    watch = robust.DeathWatch(page, lambda _ns: [pipe.send("abort") for pipe in pipes[:-1]] and None)
+
+    def tell(_ns: int) -> None:
+        for pipe in pipes[:-1]:
+            pipe.send("abort")
+
+    watch = robust.DeathWatch(page, tell)
     for pipe in pipes:
         pipe.recv()
     time.sleep(0.3)  # until all wait

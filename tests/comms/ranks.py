@@ -11,7 +11,6 @@ import pickle
 import socket
 import sys
 import threading
-import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,7 +19,6 @@ import torch
 from everstep.comms.collectives import Communicator
 from everstep.comms.fabric import Fabric
 from everstep.comms.reduction import Op
-from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat
 
 TOKEN = b"0123456789abcdef" * 4
@@ -104,24 +102,6 @@ class Rank:
         for thread in threads:
             thread.join()
         return sorted(sums)
-
-    def hang(self, call: str, args: tuple[Any, ...]) -> float:
-        """Wait in a collective nobody ends, till the epoch is aborted. When it raised."""
-        assert self.fabric is not None
-        try:
-            getattr(self.on(0, None), call)(*args)
-        except EpochBroken:
-            return time.monotonic()
-        raise AssertionError(f"{call} returned")
-
-    def abort_when_waiting(self, deadline_s: float) -> None:
-        """From now on a thread aborts the epoch at that moment, as the word of a death would."""
-        fabric = self.fabric
-        assert fabric is not None
-        epoch = fabric.table.epoch
-        timer = threading.Timer(deadline_s - time.monotonic(), lambda: fabric.abort(epoch, "a test says so"))
-        timer.daemon = True
-        timer.start()
 
 
 def serve(rank: Rank, pipe: Connection) -> None:

@@ -127,10 +127,11 @@ def test_further_channels_are_opened_when_used_by_either_side_alone(crew: Crew) 
     tables = crew.enter(1, fabrics)
     for role in (0, 1):  # the one that dials, and the one that calls
         tables[role].exchange(5 + role, 1, MARK, {1 - role: memoryview(b"x")}, {})
+    for role in (0, 1):
+        into = bytearray(1)
+        tables[1 - role].exchange(5 + role, 1, MARK, {}, {role: memoryview(into)})
+        assert into == b"x"
     assert fabrics[0].counts.dialed == fabrics[1].counts.accepted == 3
-    into = bytearray(1)
-    tables[0].exchange(6, 1, MARK, {}, {1: memoryview(into)})
-    assert into == b"x"
     ring(crew, crew.enter(2, fabrics), channel=6)
     assert fabrics[0].counts.dialed == fabrics[1].counts.accepted == 3
 

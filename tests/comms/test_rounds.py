@@ -86,6 +86,9 @@ def test_an_output_may_lie_in_an_input(crew: Any) -> None:
     assert [x.tolist() for x in xs] == [[i, 10 + i, 20 + i, 30 + i] for i in range(4)]
     list(crew.pool.map(lambda c, x: c.all_gather_single(x, x[c.rank : c.rank + 1]), communicators, xs))
     assert all(x.tolist() == [0, 11, 22, 33] for x in xs)
+    pairs = [[torch.full((3,), 10.0 * i + q) for q in range(4)] for i in range(4)]
+    list(crew.pool.map(lambda c, pair: c.all_to_all(pair[::-1], pair), communicators, pairs))
+    assert [[float(x[0]) for x in pair[::-1]] for pair in pairs] == [[10.0 * p + i for p in range(4)] for i in range(4)]
 
 
 @pytest.mark.parametrize("hosts", [("a", "a"), ("a", "b")])

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from everstep.cli.replay import replay, schedules
-from everstep.control import lifecycle, membership, node, verdicts
+from everstep.control import lifecycle, membership, node, reform, seats, verdicts
 from everstep.control.draft import Draft
-from everstep.control.job import Incident, NodeState
+from everstep.control.job import Incident, Job, NodeState
+from everstep.core.formation import Formation
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Member, NodeReport
 from everstep.testing.schedules import play, play_many
 
@@ -27,7 +28,7 @@ def test_invariants_hold_and_jobs_recover() -> None:
         f"everstep schedules --seed {f.seed} --trace\n{f.why}\n{f.where}" for f in summary.failures
     )
     assert summary.events > 100_000
-    assert len(summary.faults) >= 13 and min(summary.faults.values()) >= 50, summary.faults
+    assert len(summary.faults) >= 15 and min(summary.faults.values()) >= 50, summary.faults
     assert {"runs", "finished", "failed"} <= set(summary.outcomes)
 
 
@@ -151,6 +152,108 @@ def counts_on_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "open_incident", open_incident)
 
 
+# Of jobs whose scripts have sessions --------------------------------------------------------------------
+
+
+def leaves_a_survivor_out(patch: pytest.MonkeyPatch) -> None:
+    without_dead = seats.without_dead
+
+    def fewer(job: Job, formation: Formation, epoch: int) -> Formation | None:
+        following = without_dead(job, formation, epoch)
+        if following is None or len(following.seats) == 1:
+            return following
+        return msgspec.structs.replace(following, seats=following.seats[:-1])
+
+    patch.setattr(seats, "without_dead", fewer)
+
+
+def fences_only_the_dead(patch: pytest.MonkeyPatch) -> None:
+    """Workers that hang, or whose node was lost, keep their life."""
+    next_life = reform._next_life
+
+    def ended(draft: Draft, ranks: list[int]) -> None:
+        next_life(draft, [rank for rank in ranks if rank in draft.job.ended])
+
+    patch.setattr(reform, "_next_life", ended)
+
+
+def plans_while_a_change_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "adopted", lambda job, formation: True)
+
+
+def forgets_leavers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "holders", lambda job, formation: formation.seats)
+
+
+def tells_only_who_is_linked(patch: pytest.MonkeyPatch) -> None:
+    """A controller that has just restarted tells nobody."""
+    direct = Draft.direct
+
+    def linked(self: Draft, name: str, action: Action, **fields: object) -> None:
+        node = self.job.nodes.get(name)
+        if action is not Action.RUN or (node is not None and not node.lost_at_s):
+            direct(self, name, action, **fields)
+
+    patch.setattr(Draft, "direct", linked)
+
+
+def evicts_for_a_standby(patch: pytest.MonkeyPatch) -> None:
+    react = reform.react
+
+    def hasty(draft: Draft) -> bool:
+        return not draft.job.ended and react(draft)
+
+    patch.setattr(reform, "react", hasty)
+
+
+def reuses_formations(patch: pytest.MonkeyPatch) -> None:
+    issue = reform._issue
+
+    def same(draft: Draft, formation: Formation) -> None:
+        issue(draft, msgspec.structs.replace(formation, epoch=max(1, formation.epoch - 1)))
+
+    patch.setattr(reform, "_issue", same)
+
+
+def takes_newcomers_for_survivors(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "may_hold", lambda job, worker: True)
+
+
+def forgets_formations_out_of_sight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "over", lambda draft: True)
+
+
+def takes_leavers_for_finished(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "_left", lambda session: False)
+
+
+def reuses_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "returned", lambda draft, report: None)
+
+
+def gives_roles_to_who_leaves(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "leaving", lambda job, worker: False)
+
+
+def evicts_for_every_hang(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "hung", lambda draft, verdict: False)
+
+
+def respawns_beside_the_dying(patch: pytest.MonkeyPatch) -> None:
+    def reseat(self: node._Draft) -> None:
+        for worker in self.node.report.workers:
+            life = node._life(self.node.directive, worker.local_rank)
+            if life > worker.life and self.node.directive.epoch == self.node.report.epoch:
+                self.change_worker(worker.local_rank, gone=False, exit=None, life=life, session=None)
+                self.commands.append(node.Respawn(worker.local_rank, life))
+
+    patch.setattr(node._Draft, "reseat", reseat)
+
+
+def fills_beyond_the_size(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "target", lambda job: 99)
+
+
 MUTANTS: list[Patch] = [
     settles_too_early,
     takes_cut_off_nodes_for_dead,
@@ -167,6 +270,21 @@ MUTANTS: list[Patch] = [
     shuffles_ranks,
     repeats_old_exits,
     counts_on_memory,
+    leaves_a_survivor_out,
+    fences_only_the_dead,
+    plans_while_a_change_is_under_way,
+    forgets_leavers,
+    tells_only_who_is_linked,
+    evicts_for_a_standby,
+    reuses_formations,
+    takes_newcomers_for_survivors,
+    forgets_formations_out_of_sight,
+    takes_leavers_for_finished,
+    reuses_names,
+    gives_roles_to_who_leaves,
+    evicts_for_every_hang,
+    respawns_beside_the_dying,
+    fills_beyond_the_size,
 ]
 
 

@@ -9,6 +9,7 @@ story = run.check(60)
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import runpy
@@ -91,6 +92,7 @@ class SessionRun(LocalRun):
         directory.mkdir(exist_ok=True)
         self.global_batch = int(args[args.index("--global-batch") + 1]) if "--global-batch" in args else 24
         self._begun, self._commits = Lines(directory, "begun"), Lines(directory, "commits")
+        env = {"OMP_NUM_THREADS": "1", **env}  # the bits of a sum depend on the number of threads
         super().__init__(directory, SCRIPT, *OPTIONS, *options, args=("--out", str(directory), *args), **env)
 
     # What it tells --------------------------------------------------------------------------------------
@@ -133,11 +135,22 @@ class SessionRun(LocalRun):
 
         self.until(waits)
 
-    def pause_after(self, moment: float) -> float:
-        """The longest time without a commit that a process was in, which lived through this moment (of time.time())."""
-        times = [[line.time for line in lines] for lines in self.commits().values() if lines]
-        spans = [t for t in times if t[0] < moment < t[-1]]
-        return max(min(x for x in t if x > moment) - max(x for x in t if x <= moment) for t in spans)
+    def until_dealt_to(self, count: int) -> None:
+        """Until some step was dealt to this many members."""
+        self.until(lambda: count in {line.members for lines in self.commits().values() for line in lines})
+
+    def pause_after(self, moment: float) -> float | None:
+        """The longest time between two commits of a process that lived through this moment (of time.time()).
+
+        None: nobody committed before it and after.
+        """
+        pauses = []
+        for lines in self.commits().values():
+            times = [line.time for line in lines]
+            after = bisect.bisect_right(times, moment)
+            if 0 < after < len(times):
+                pauses.append(times[after] - times[after - 1])
+        return max(pauses, default=None)
 
     # What the world does to it --------------------------------------------------------------------------
 
@@ -147,10 +160,19 @@ class SessionRun(LocalRun):
         os.kill(members[role], signum)
         return members[role]
 
+    def stop(self) -> None:
+        """End a job that has more steps than the test needs."""
+        self.signal(signal.SIGTERM)
+        assert self.wait() == 128 + signal.SIGTERM
+
     # What must hold -------------------------------------------------------------------------------------
 
-    def check(self, num_steps: int, restarts: int = 0) -> list[Committed]:
-        """Assert the invariants of all that was written; the committed steps. `restarts`: of the whole job."""
+    def check(self, num_steps: int = -1, restarts: int = 0) -> list[Committed]:
+        """Assert the invariants of all that was written; the committed steps.
+
+        `num_steps`: of a job that ran to its end; -1: as many as there are. `restarts`: of the whole job.
+        """
+        num_steps = self.committed() if num_steps < 0 else num_steps
         begun, commits = self._begun.look(), self._commits.look()
         for lines in commits.values():
             steps = [line.step for line in lines]
@@ -189,15 +211,16 @@ def _shares(begun: dict[int, list[Line]]) -> dict[tuple[int, int, int], Line]:
     return shares
 
 
-def oracle(num_steps: int, global_batch: int) -> tuple[list[float], list[float]]:
-    """Losses and learning rates of the script's training in one process, on whole batches, without a session."""
+def oracle(num_steps: int, global_batch: int, count: int) -> tuple[list[float], list[float]]:
+    """Losses and learning rates of the first `count` steps of the script's training, whatever the members: computed in
+    one process, on whole batches, without a session."""
     script = runpy.run_path(str(SCRIPT))
     model = script["build"](dropout=0.0, norm=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     batches = Batches(script["data"](), global_batch=global_batch, seed=SEED)
     losses, rates = [], []
-    for step in range(num_steps):
+    for step in range(count):
         ((_, (x, y, _numbers)),) = batches.share(step, 1, 0)
         loss = (model(x) - y).square().mean()
         loss.backward()

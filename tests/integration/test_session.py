@@ -13,6 +13,9 @@ from session_harness import SessionRun, oracle
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 
+pytestmark = pytest.mark.timeout(150)  # each takes less than 20 s on a quiet machine
+
+ENDLESS = 5000  # steps of a job that is stopped when all has been seen
 FOUR = ("--nproc-per-node", "4")
 TWO_NODES = ("--nnodes", "1:2", "--local-nodes", "2", "--nproc-per-node", "2")
 SPARE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "1", "--standbys", "1")
@@ -34,16 +37,17 @@ def outcomes(run: SessionRun) -> list[str]:
 
 def test_one_of_four_is_killed(tmp_path: Path) -> None:
     """The others go on at once; a new process takes the place."""
-    with SessionRun(tmp_path, *FOUR, args=steps(100)) as run:
+    with SessionRun(tmp_path, *FOUR, args=steps(ENDLESS)) as run:
         run.until_committed(20)
         moment = time.time()
         killed = run.kill_member(2)
-        run.until(lambda: 3 in (line.members for lines in run.commits().values() for line in lines))
+        run.until_dealt_to(3)
         assert killed not in run.until_members(4).values()
-        assert run.wait() == ExitCode.OK
-        assert run.pause_after(moment) < SOON_S
-        assert {step.members for step in run.check(100)} == {3, 4}
-        assert outcomes(run) == ["recovered"]
+        run.until_committed(run.committed() + 5)
+        run.stop()
+        assert (run.pause_after(moment) or SOON_S) < SOON_S
+        assert {step.members for step in run.check()} == {3, 4}
+        assert outcomes(run)[:1] == ["recovered"]
         assert len(run.events(e.EpochFormed)) == 1  # no other process was touched
 
 
@@ -58,15 +62,15 @@ def test_an_exception_of_one_member_is_its_death(tmp_path: Path) -> None:
 
 
 def test_a_member_that_is_stopped_is_left_behind(tmp_path: Path) -> None:
-    with SessionRun(tmp_path, *FOUR, *HANG, args=steps(100)) as run:
+    with SessionRun(tmp_path, *FOUR, *HANG, args=steps(ENDLESS)) as run:
         run.until_committed(20)
         moment = time.time()
         stopped = run.kill_member(1, signal.SIGSTOP)
-        run.until(lambda: 3 in (line.members for lines in run.commits().values() for line in lines))
+        run.until_dealt_to(3)
         assert stopped not in run.until_members(4).values()
-        assert run.wait() == ExitCode.OK
-        assert HANG_S - 0.5 < run.pause_after(moment) < HANG_S + SOON_S
-        run.check(100)
+        run.stop()
+        assert HANG_S - 0.5 < (run.pause_after(moment) or 0.0) < HANG_S + SOON_S
+        run.check()
 
 
 def test_a_member_that_sleeps_in_its_loop_is_left_behind(tmp_path: Path) -> None:
@@ -82,15 +86,15 @@ def test_a_member_that_sleeps_in_its_loop_is_left_behind(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("roles", [(0, 3), (0, 1, 2)], ids=["two", "all but the last"])
 def test_several_are_killed_at_once(tmp_path: Path, roles: tuple[int, ...]) -> None:
-    with SessionRun(tmp_path, *FOUR, args=steps(90)) as run:
+    with SessionRun(tmp_path, *FOUR, args=steps(ENDLESS)) as run:
         run.until_committed(20)
         members = run.until_members(4)
         for role in roles:
             os.kill(members[role], signal.SIGKILL)
-        run.until(lambda: 4 - len(roles) in (line.members for lines in run.commits().values() for line in lines))
+        run.until_dealt_to(4 - len(roles))
         run.until_members(4)
-        assert run.wait() == ExitCode.OK
-        run.check(90)
+        run.stop()
+        run.check()
 
 
 @pytest.mark.parametrize("after_s", [0.002, 0.005, 0.02])
@@ -135,15 +139,15 @@ def test_deaths_around_the_commit(tmp_path: Path) -> None:
 
 
 def test_a_node_is_lost(tmp_path: Path) -> None:
-    with SessionRun(tmp_path, *TWO_NODES, args=steps(220)) as run:
+    with SessionRun(tmp_path, *TWO_NODES, args=steps(ENDLESS)) as run:
         run.until_committed(20)
         moment = time.time()
         run.kill_agent("node1")
-        run.until(lambda: 2 in (line.members for lines in run.commits().values() for line in lines))
+        run.until_dealt_to(2)
         run.until_members(4)  # a fresh agent
-        assert run.wait() == ExitCode.OK
-        assert run.pause_after(moment) < SOON_S
-        run.check(220)
+        run.stop()
+        assert (run.pause_after(moment) or SOON_S) < SOON_S
+        run.check()
 
 
 def test_a_node_leaves_between_two_steps(tmp_path: Path) -> None:
@@ -151,7 +155,7 @@ def test_a_node_leaves_between_two_steps(tmp_path: Path) -> None:
     with SessionRun(tmp_path, *TWO_NODES, args=steps(80)) as run:
         run.until_committed(20)
         run.kill_agent("node1", signal.SIGUSR2)
-        run.until(lambda: 2 in (line.members for lines in run.commits().values() for line in lines))
+        run.until_dealt_to(2)
         assert run.wait() == ExitCode.OK
         story = run.check(80)
         left = [step.members for step in story].index(2)
@@ -177,36 +181,37 @@ def test_the_controller_and_then_a_member_are_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("norm", [(), ("--norm",)], ids=["dropout", "dropout and batch norm"])
 def test_a_standby_makes_the_same_bits(tmp_path: Path, norm: tuple[str, ...]) -> None:
     """As if nothing had happened: every commit's state, after several kills."""
-    args = steps(70, *norm)
+    args = steps(50, *norm)
     with SessionRun(tmp_path / "quiet", "--nproc-per-node", "2", args=args) as quiet:
         assert quiet.wait() == ExitCode.OK
     with SessionRun(tmp_path / "killed", *SPARE, args=args) as run:
-        for kill in range(3):
+        for kill in range(2):
             run.until_committed(10 + 20 * kill)
             run.until_standby()
             run.kill_member(kill % 2)
         assert run.wait() == ExitCode.OK
-        assert run.check(70) == quiet.check(70)
+        assert run.check(50) == quiet.check(50)
         assert set(outcomes(run)) == {"recovered"}
 
 
 @pytest.mark.parametrize("global_batch", [24, 25])
 def test_the_batch_stays_the_same_with_fewer_and_more_members(tmp_path: Path, global_batch: int) -> None:
     """4 members, 3, 2, and 4 again: losses and learning rates are those of one process without Everstep."""
-    args = steps(100, "--dropout", "0", "--global-batch", str(global_batch))
+    args = steps(ENDLESS, "--dropout", "0", "--global-batch", str(global_batch))
     with SessionRun(tmp_path, *FOUR, args=args) as run:
         run.until_committed(10)
         members = run.until_members(4)
         for role, left in ((1, 3), (3, 2)):
             os.kill(members[role], signal.SIGKILL)
-            run.until(lambda left=left: left in (line.members for lines in run.commits().values() for line in lines))
+            run.until_dealt_to(left)
         run.until_members(4)
-        assert run.wait() == ExitCode.OK
-        story = run.check(100)
+        run.until_committed(run.committed() + 10)
+        run.stop()
+        story = run.check()
         sizes = [step.members for step in story]
         assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before][:3] == [4, 3, 2]
         assert sizes[-1] == 4
-        losses, rates = oracle(100, global_batch)
+        losses, rates = oracle(ENDLESS, global_batch, len(story))
         assert [step.loss for step in story] == pytest.approx(losses, abs=1e-5)
         assert [step.lr for step in story] == rates
 
@@ -221,6 +226,6 @@ def test_more_members_than_samples(tmp_path: Path) -> None:
         run.kill_member(0)
         assert run.wait() == ExitCode.OK
         story = run.check(60)
-        losses, rates = oracle(60, 3)
+        losses, rates = oracle(60, 3, 60)
         assert [step.loss for step in story] == pytest.approx(losses, abs=1e-5)
         assert [step.lr for step in story] == rates

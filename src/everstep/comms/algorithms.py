@@ -16,7 +16,6 @@ from everstep.comms.rounds import Rounds, first, first_for, nothing, share_of
 
 DIRECT_BYTES = 64 << 10  # up to here every member reduces everything, in one round
 SHARED_PIECE_BYTES = 8 << 20
-BLOCK_BYTES = 256 << 10  # of a sum in place: stays in a core's own cache
 
 Fold = Callable[[Sequence[Tensor], Tensor], None]
 
@@ -185,11 +184,9 @@ def all_reduce_shared(rounds: Rounds, x: Tensor, reducer: Reducer) -> None:
                 begin, end = _within(before, size, p, width)
                 x[begin:end].copy_(arenas[p][begin:end])
         if piece is not None:
-            low, high = _within(piece, size, rank, width)
-            for begin in range(low, high, BLOCK_BYTES // width):
-                block = slice(begin, min(begin + BLOCK_BYTES // width, high))
-                mine = x[block]
-                reducer.fold([mine if p == rank else arenas[p][block] for p in range(size)], mine)
+            mine = slice(*_within(piece, size, rank, width))
+            own = x[mine]
+            reducer.fold([own if p == rank else arenas[p][mine] for p in range(size)], own)
         before = piece
     rounds.step()
     rounds.check()

@@ -83,7 +83,7 @@ async def _take(sock: socket.socket, ticket: bytes) -> Board:
         for fd in fds:
             os.close(fd)
         raise
-    board.close()  # the descriptor only: the mapping does without
+    board.close()  # this descriptor only: the mapping has one of its own
     return board
 
 

@@ -90,7 +90,7 @@ class Reducer:
             self._layout = layout
         for bucket in self._buckets:
             bucket.packed = False
-        self._active, self._twice, self._finished, self._next = True, False, False, 0
+        self._active, self._finished, self._next = True, False, 0
         self._touched = bytearray(len(self._parameters))
         self._unit: float | None = None
         self._weight = weight

@@ -225,7 +225,7 @@ class Step:
             raise ValueError(f"step {self.index} was entered twice")
         self.entered = self.active = True
         run._undo.begin()
-        run._reducer.begin()
+        run._reducer.begin(1 / run.num_members)  # a mean, unless `share` weighs
         reseed(run.seed, self.index, run.role)
         run._engine.began()
         return self

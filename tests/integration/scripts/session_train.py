@@ -3,8 +3,9 @@
 In --out: begun-PID.jsonl gets a line before each vote, so that every commit has one of every member which took part,
 also of one that dies right after it; commits-PID.jsonl gets a line after each commit, with a digest of all state.
 
---fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, sleep, die (before the vote), die-soon (up to
-2 ms after the vote began), die-apply, die-block (in the block, after the commit).
+--fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0), sleep, die
+(before the vote), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block, after the commit).
+--bug STEP: all members raise there, always.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
     parser.add_argument("--fault", action="append", default=[])
+    parser.add_argument("--bug", type=int, default=-1)
     return parser.parse_args()
 
 
@@ -128,6 +130,10 @@ def main() -> None:
                 write(begun, **deal, samples=samples, loss=total, time=time.time())
                 if comes("raise"):
                     raise RuntimeError("this member's own mistake")
+                if step.index == args.bug:
+                    raise RuntimeError("everybody's mistake")
+                if comes("leave"):
+                    break
                 if comes("sleep"):
                     time.sleep(3600)
                 if comes("die"):
