@@ -42,6 +42,7 @@ class Soak:
         self.random = random.Random(seed)
         self.moments: list[tuple[str, float]] = []
         self.agents: dict[str, int] = {}
+        self.doomed: set[int] = set()  # workers that were killed, or their agent: some take a moment to die
         self.first: dict[int, tuple[int, int]] = {}
         self.last: dict[int, tuple[int, int]] = {}
 
@@ -55,13 +56,18 @@ class Soak:
         except ProcessLookupError:
             return  # it died with another one
         self.moments.append((what, time.time()))
+        self.doomed.add(pid)
+
+    def members(self) -> dict[int, int]:
+        """Role -> process, of those who hold the state and will live on."""
+        return {role: pid for role, pid in self.run.members().items() if pid not in self.doomed}
 
     def strike(self) -> None:
         """One fault, when the job has gone on for some steps since the last one."""
         ahead = self.run.committed() + self.random.randint(1, STEPS_BETWEEN)
         self.run.until_committed(ahead, WAIT_S)
         time.sleep(self.random.random() * 0.02)  # somewhere in a step
-        members = self.run.members()
+        members = self.members()
         kinds = [self.controller, self.idle, self.agent]
         kinds += [self.member] * 5 + [self.two_at_once, self.one_after_the_other] * 2
         self.random.choice(kinds)(members)
@@ -83,7 +89,8 @@ class Soak:
 
     def idle(self, members: dict[int, int]) -> None:
         """A worker that waits for a role, warms up, or is just joining."""
-        idle = [pid for pid in self.run.commits() if pid not in members.values() and alive(pid)]
+        others = set(self.run.commits()) - set(members.values()) - self.doomed
+        idle = [pid for pid in others if alive(pid)]
         if idle:
             self.kill("a worker without a role", self.random.choice(idle))
 
@@ -95,6 +102,7 @@ class Soak:
             spares_some = any(home != agent for home in homes.values())
             if spares_some and alive(agent) and self.agents.get(node, 0) < AGENT_KILLS:
                 self.agents[node] = self.agents.get(node, 0) + 1
+                self.doomed |= {pid for pid in self.run.commits() if agent_of(pid) == agent}
                 self.kill("an agent", agent)
                 return
 
@@ -158,10 +166,12 @@ def main() -> None:
 
 
 def claims(soak: Soak, count: int, left: int) -> list[Claim]:
+    restarts = len(soak.run.events(e.EpochFormed)) - 1
+    if restarts:
+        raise RuntimeError(f"somebody held the state all the time, and the job began again; see {soak.run.run_dir}")
     story = soak.run.check()  # AssertionError: an invariant is broken
     fds, threads = soak.growth()
     pauses = soak.pauses()
-    restarts = len(soak.run.events(e.EpochFormed)) - 1
     rows = [
         Claim(f"kills: {kind}", sum(what == kind for what, _ in soak.moments), "")
         for kind in sorted({what for what, _ in soak.moments})

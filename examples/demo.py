@@ -2,8 +2,9 @@
 
     python examples/demo.py [--steps N]
 
-The script is plain DDP (train_gpt.py), the nodes are two agents on loopback addresses, the kill is a real SIGKILL
-of a random worker at a random step. At the end: a sample of text, the summary, and a picture of the run.
+The script takes its steps from a session (train_gpt_session.py), the nodes are two agents on loopback addresses, the
+kill is a real SIGKILL of a random worker at a random step: the other three go on with the interrupted step, a new
+process joins them some steps later. At the end: a sample of text, the summary, and a picture of the run.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def main() -> int:
     folder = Path("everstep_runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     folder = folder.absolute()
     folder.mkdir(parents=True)
-    script = ("--steps", str(steps), "--log-file", "train.jsonl", "--checkpoint", "checkpoint.pt", "--save-every", "10")
-    run = LocalRun(folder, HERE / "train_gpt.py", "--local-nodes", "2", "--nproc-per-node", "2", args=script)
+    script = ("--steps", str(steps), "--log-file", "train.jsonl")
+    run = LocalRun(folder, HERE / "train_gpt_session.py", "--local-nodes", "2", "--nproc-per-node", "2", args=script)
     run.echo = True
     victim, moment = random.randrange(WORKERS), random.randint(steps * 3 // 10, steps * 6 // 10)
     with run:

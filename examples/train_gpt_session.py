@@ -66,7 +66,7 @@ def train(args: argparse.Namespace, run: everstep.Session) -> GPT:
             for rows in step.share(batches):
                 part = loss_of(model, rows.to(run.device))
                 part.backward()
-                loss += float(part) * len(rows) / args.batch
+                loss += part.detach().cpu() * len(rows) / args.batch
             loss = run.sum(loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -17,6 +17,7 @@ from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.formation import Formation, Seat
 from everstep.core.types import Action, Blame, EpochPlan, Exit, ExitCause, NodeReport, Verdict
+from everstep.detect.blame import sentence
 
 FINISH_GRACE_S = 5.0  # a standby has nothing to save when the job is done
 DONE = "the job is done"
@@ -117,7 +118,7 @@ def learn(draft: Draft, rank: int, node: str, before: Exit) -> None:
     if incident is not None and any(c.rank == rank for c in incident.culprits) and incident.kind == "crash":
         better = Blame(rank, node, before.cause.value, before.message)
         culprits = tuple(better if c.rank == rank else c for c in incident.culprits)
-        why = f"rank {rank} on {node}: {before.message}" if len(culprits) == 1 else incident.why
+        why = f"rank {rank} on {node} {sentence(before)}" if len(culprits) == 1 else incident.why
         draft.set(incident=msgspec.structs.replace(incident, culprits=culprits, why=why))
         draft.note(e.IncidentUpdated(incident.id, culprits, why=why))
 

@@ -136,6 +136,8 @@ def sentence(end: Exit) -> str:
         case ExitCause.SIGNAL:
             if end.signal in NATIVE_CRASHES:
                 return f"crashed in native code with {_signal(end.signal)} {at}"
+            if end.signal is None:
+                return f"died {at}; how is not known yet"
             return f"was killed by {_signal(end.signal)} (sent from outside) {at}"
         case ExitCause.OOM:
             memory = f", last seen with {end.rss_bytes / 2**30:.1f} GiB" if end.rss_bytes else ""

@@ -158,18 +158,26 @@ class Formations:
             name = seats.name(member.node, rank - member.first_rank, former)
             session = self.cluster.rounds.sessions.get((before.epoch, name))
             if session is not None and session.worker.can_step and not _hung(event, rank):
-                require(not sees(job, session.worker), f"{name} is healthy and gets a next life: {event}")
+                seen = sees(job, session.worker) and not _stopping(job, session.worker)
+                require(not seen, f"{name} is healthy and gets a next life: {event}")
 
     def _evicted(self, before: Job, job: Job, event: e.Input) -> None:
-        """Nobody whom the controller sees holds the state, or it is not known who hangs, or everybody leaves."""
+        """Nobody whom the controller sees is known to hold the state, or it is not known who hangs, or all leave."""
         assert before.formation is not None
-        living = [self.cluster.rounds.session(before.epoch, name) for name in _holders(before)]
-        living = [s for s in living if s.worker.can_step and s.stage is not Session.LEFT and sees(job, s.worker)]
+        members = [seat.worker for seat in before.formation.seats]  # who was yet to leave may have missed steps
+        living = [self.cluster.rounds.session(before.epoch, name) for name in members]
+        living = [s for s in living if s.worker.name in self._founders(before) or _reported(job, s.worker) >= 0]
+        living = [s for s in living if s.worker.can_step and s.stage is not Session.LEFT]
+        living = [s for s in living if sees(job, s.worker) and not _stopping(before, s.worker)]
         living = [s for s in living if s.member.stand.committed >= 0 and not _hung(event, s.worker.rank)]
-        if all(seats.leaving(job, seat.worker) for seat in before.formation.seats):
+        if all(seats.leaving(job, s.worker.name) for s in living):
             return
         unknown = isinstance(event, e.HangJudged) and not any(c.rank >= 0 for c in event.verdict.culprits)
         require(unknown or not living, f"evicted, though {[s.worker.name for s in living]} hold the state")
+
+    def _founders(self, job: Job) -> set[str]:
+        """Members of the first formation. Nothing is committed without those who still are."""
+        return {seat.worker for seat in self.issued[job.epoch][0].seats}
 
     # What is true ---------------------------------------------------------------------------------------
 
@@ -238,8 +246,20 @@ def sees(job: Job, worker: SimWorker) -> bool:
         and member is not None
         and node.report.incarnation == member.incarnation == incarnation
         and node.report.epoch == worker.epoch == job.epoch
-        and not node.stop_by_s
     )
+
+
+def _reported(job: Job, worker: SimWorker) -> int:
+    """Steps that the controller knows it has; -1: none, as far as is known."""
+    node = job.nodes.get(worker.agent.name)
+    said = [w.session for w in node.report.workers if w.session is not None] if node is not None else []
+    return next((s.committed for s in said if s.worker == worker.name), -1)
+
+
+def _stopping(job: Job, worker: SimWorker) -> bool:
+    """It was told to stop what it runs: it had been lost, or leaves."""
+    node = job.nodes.get(worker.agent.name)
+    return node is not None and node.stop_by_s > 0.0
 
 
 def _holders(job: Job) -> list[str]:
