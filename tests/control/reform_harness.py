@@ -83,7 +83,8 @@ class World:
     def say(self, worker: str, stage: Stage, epoch: int = 0, **more: object) -> None:
         name, local_rank, _ = seats.place(worker)
         host = f"host-{name}"
-        said = SessionReport(worker, stage, self.committed, epoch, epoch, f"{name}:{local_rank}", host, **more)  # type: ignore[arg-type]
+        committed = self.committed if stage in (Stage.MEMBER, Stage.LEFT) else -1
+        said = SessionReport(worker, stage, committed, epoch, epoch, f"{name}:{local_rank}", host, **more)  # type: ignore[arg-type]
         self.inbox.append((name, n.SessionSpoke(self.nodes[name].report.epoch, local_rank, said)))
         self.settle()
 
@@ -119,6 +120,17 @@ class World:
     def lose(self, name: str, how: NodeLoss = NodeLoss.DIED) -> None:
         node = self.nodes.pop(name)
         self.feed(e.NodeGone(name, node.report.incarnation, how))
+        self.settle()
+
+    def leave(self, name: str, quietly: bool = False) -> None:
+        """The node is asked to leave; `quietly`: the controller's answer is not carried out."""
+        self.inbox.append((name, n.LeaveAsked()))
+        if quietly:
+            _, event = self.inbox.pop()
+            self.nodes[name], commands = n.step(self.nodes[name], event, self.now)
+            for command in commands:
+                self.carry_out(name, command)
+            self.inbox.clear()
         self.settle()
 
     def hang(self, rank: int, node: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 from reform_harness import World, spec
 
+from everstep.control import node as n
+from everstep.control import seats
 from everstep.control.job import Stage as JobStage
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.formation import Stage
-from everstep.core.types import Activity, ExitCause, NodeLoss
+from everstep.core.types import Action, Activity, Exit, ExitCause, NodeLoss
 
 ALL = ["n1/0#0", "n1/1#0", "n2/0#0", "n2/1#0"]
 
@@ -149,9 +152,6 @@ def test_a_place_that_dies_again_before_the_job_went_on_is_a_new_fault() -> None
 
 
 def test_the_status_that_comes_late_is_still_told() -> None:
-    from everstep.control import node as n
-    from everstep.core.types import Exit
-
     world = World().running()
     early = Exit(ExitCause.SIGNAL, world.now, message="died; the status is not known yet")
     world.inbox.append(("n1", n.WorkerFailed(1, 1, early)))
@@ -163,11 +163,8 @@ def test_the_status_that_comes_late_is_still_told() -> None:
 
 
 def test_a_leaving_node_gives_its_seats_up() -> None:
-    from everstep.control import node as n
-
     world = World().running()
-    world.inbox.append(("n2", n.LeaveAsked()))
-    world.settle()
+    world.leave("n2")
     assert world.seated() == ["n1/0#0", "n1/1#0"] and not world.job.formation.abort
     assert world.nodes["n2"].report.activity is Activity.RUNNING
     for worker in ("n2/0#0", "n2/1#0"):
@@ -178,11 +175,8 @@ def test_a_leaving_node_gives_its_seats_up() -> None:
 
 
 def test_a_leaver_that_dies_on_its_way_out_ends_the_epoch_for_all() -> None:
-    from everstep.control import node as n
-
     world = World().running()
-    world.inbox.append(("n2", n.LeaveAsked()))
-    world.settle()
+    world.leave("n2")
     world.die("n2/1#0")
     assert world.job.formation.abort and world.seated() == ["n1/0#0", "n1/1#0", "n2/0#0"]  # may hold the state
     world.follow()
@@ -212,3 +206,289 @@ def test_the_floor_is_what_the_dead_had_committed() -> None:
     world.committed = 41
     world.die("n1/1#0")
     assert world.job.formation.floor == 41
+
+
+def test_a_newcomer_that_has_fetched_nothing_is_no_survivor() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.say("n3/1#0", Stage.READY)
+    world.lose("n1", NodeLoss.SILENT)
+    assert world.seated() == ["n3/0#0", "n3/1#0", "n2/0#0", "n2/1#0"]
+    world.lose("n2", NodeLoss.SILENT)
+    assert world.job.stage is JobStage.EVICTING  # not: n3 begins anew from its own initial state
+
+
+def test_a_newcomer_that_says_it_has_the_state_is_one() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.die("n1/0#0")
+    world.follow()
+    for worker in ALL[1:]:
+        world.die(worker)
+    assert world.job.stage is JobStage.RESEATING and "n3/0#0" in world.seated()
+
+
+def test_nodes_out_of_sight_that_can_go_on_alone_are_waited_for() -> None:
+    """Both members are cut off, a standby's node has stopped: that shows nothing about the two."""
+    world = World(nodes=3).running()
+    world.lose("n1", NodeLoss.SILENT)
+    world.lose("n2", NodeLoss.SILENT)
+    assert world.job.stage is JobStage.EVICTING
+    world.tick(30.0)
+    assert world.job.stage is JobStage.EVICTING
+    world.tick(700.0)
+    assert world.job.stage is JobStage.REFORMING
+
+
+def test_a_formation_that_was_overtaken_may_still_be_acted_in_by_who_has_not_heard() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.say("n3/1#0", Stage.READY)
+    world.lose("n1", NodeLoss.SILENT)  # n3 takes its roles; n2, cut off as well, does not hear of that
+    world.lose("n2", NodeLoss.SILENT)
+    world.tick(30.0)
+    assert world.job.stage is JobStage.EVICTING and world.nodes["n3"].report.activity is Activity.STOPPED
+
+
+def test_who_was_through_before_it_heard_of_the_formation_is_not_waited_for() -> None:
+    world = World().running()
+    world.die("n1/1#0")
+    world.say("n1/0#0", Stage.MEMBER, world.job.formation.epoch, resumed=True)
+    world.die("n2/0#0", ExitCause.OK, "")
+    assert world.seated() == ["n1/0#0", "n2/1#0"] and world.job.formation.abort
+    assert world.job.restarts == 1 and len(world.said(e.IncidentOpened)) == 1
+    for worker in ("n1/0#0", "n2/1#0"):
+        world.die(worker, ExitCause.OK, "")
+    world.settle()
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+
+
+def test_a_job_whose_members_finish_while_a_newcomer_is_planned_is_complete() -> None:
+    world = World().running()
+    world.die("n1/1#0")
+    world.follow()
+    world.say("n1/1#1", Stage.READY)
+    assert "n1/1#1" in world.seated()
+    for worker in ("n1/0#0", "n2/0#0", "n2/1#0"):
+        world.die(worker, ExitCause.OK, "")
+    world.settle()
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+
+
+def test_no_change_is_planned_once_members_finish() -> None:
+    world = World(nodes=3, spec=spec(max_nodes=3)).running()
+    world.die("n3/0#0")
+    world.follow()
+    world.die("n1/0#0", ExitCause.OK, "")
+    before = world.job.formation
+    world.say("n3/0#1", Stage.READY)
+    assert world.job.formation == before
+
+
+def test_a_leaving_node_with_standbys_only_is_let_go() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.leave("n3")
+    assert world.nodes["n3"].report.activity is Activity.STOPPED
+    assert world.job.stage is JobStage.RUNNING and not world.said(e.IncidentOpened)
+
+
+def test_a_standby_of_a_leaving_node_gets_no_role() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.leave("n3", quietly=True)
+    world.die("n1/1#0")
+    assert world.seated() == ["n1/0#0", "n2/0#0", "n2/1#0"]
+
+
+def test_nobody_is_started_again_on_a_leaving_node() -> None:
+    world = World().running()
+    world.leave("n2")
+    world.die("n2/1#0")
+    assert "n2/1#1" not in world.workers()
+
+
+def test_a_standbys_incident_is_over_at_once() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.die("n3/0#0")
+    assert world.job.incident is None and world.job.stage is JobStage.RUNNING
+    assert isinstance(world.records[-1], e.StepResumed)
+
+
+def test_a_standby_that_hangs_leaves_nobody_under_suspicion() -> None:
+    world = World(nodes=3).running()
+    world.say("n3/0#0", Stage.READY)
+    world.feed(e.HangSuspected(1, "no step"))
+    world.hang(4, "n3")
+    assert world.job.stage is JobStage.RUNNING and world.job.incident is None
+
+
+def test_a_hang_of_all_survivors_is_counted_once() -> None:
+    world = World(spec=spec(min_nodes=1, max_nodes=1)).running()
+    world.hang(0, "n1")
+    world.follow()
+    world.hang(1, "n1")
+    world.tick(1.5)
+    assert len(world.said(e.IncidentOpened)) == 2 and world.job.restarts == 2
+
+
+def test_a_lost_node_and_stopped_workers_cost_no_restart() -> None:
+    world = World().running()
+    for local_rank in (0, 1):
+        world.inbox.append(("n2", n.WorkerGone(1, local_rank, Exit(ExitCause.GRACE, world.now))))
+    world.settle()
+    assert world.job.restarts == 0 and world.seated() == ["n1/0#0", "n1/1#0"]
+
+
+def test_a_node_keeps_its_own_place_though_another_one_is_vacant() -> None:
+    plan = World(nodes=2).running().job.plan
+    assert plan is not None
+    amended = seats.amend(plan, "n2", "n2.2", "10.0.0.2", 2, set())
+    assert [m.node for m in amended.members] == ["n1", "n2"] and amended.members[1].incarnation == "n2.2"
+
+
+def test_no_two_workers_of_an_epoch_have_the_same_name() -> None:
+    """n1 is lost, n3 gets its place, n1 comes back and gets a new one: its workers' lives begin after all others'."""
+    world = World().running()
+    world.lose("n1")
+    world.follow()
+    world.join("n3")
+    world.settle()
+    world.join("n1", life=2)
+    world.settle()
+    assert {"n3/0#2", "n1/0#3"} <= set(world.workers())
+
+
+def test_a_node_that_comes_while_the_first_formation_is_made_evicts_nobody() -> None:
+    world = World(spec=spec(max_nodes=3))
+    world.tick(1.5)
+    for worker in ALL[:3]:
+        world.say(worker, Stage.READY)
+    world.join("n3")
+    world.tick(0.1)
+    world.now += 5.0
+    world.say(ALL[3], Stage.READY)
+    assert world.job.stage is JobStage.RUNNING and world.seated() == ALL
+
+
+def test_a_dead_leavers_role_is_not_given_away_twice() -> None:
+    world = World(nodes=4).running()
+    for worker in ("n3/0#0", "n3/1#0"):
+        world.say(worker, Stage.READY)
+    world.leave("n2")
+    assert world.seated() == ["n1/0#0", "n1/1#0", "n3/0#0", "n3/1#0"]
+    world.say("n4/0#0", Stage.READY)
+    world.die("n2/1#0")
+    assert world.job.formation.abort and len(world.seated()) == 5  # n2/0 may hold the state
+    world.say("n4/1#0", Stage.READY)
+    world.follow()
+    assert world.seated() == ["n1/0#0", "n1/1#0", "n3/0#0", "n3/1#0"]
+
+
+def test_a_leaver_is_not_taken_for_finished() -> None:
+    """It left in good order, its node is gone, and the one that stays has not said yet that it holds the state."""
+    world = World(nodes=1, spec=spec(min_nodes=1)).running()
+    world.join("n2")
+    world.settle()
+    for worker in ("n2/0#0", "n2/1#0"):
+        world.say(worker, Stage.READY)
+    for worker in ("n2/0#0", "n2/1#0"):
+        world.say(worker, Stage.READY, 3)
+    for worker in ("n1/0#0", "n1/1#0"):
+        world.say(worker, Stage.MEMBER, 3)
+    world.leave("n1")
+    assert world.seated() == ["n2/0#0", "n2/1#0"]
+    for worker in ("n1/0#0", "n1/1#0"):
+        world.say(worker, Stage.LEFT, 3)
+        world.die(worker, ExitCause.OK, "")
+    world.lose("n1", NodeLoss.CLOSED)
+    assert world.job.stage is JobStage.RUNNING and world.job.directives["n2"].action is Action.RUN
+
+
+def test_a_node_that_comes_back_while_the_job_finishes_does_not_keep_it() -> None:
+    world = World(nodes=3).running()
+    stopping = world.nodes.pop("n3")
+    for worker in ALL:
+        world.die(worker, ExitCause.OK, "")
+    world.lose("n2", NodeLoss.CLOSED)
+    world.join("n2", life=2)
+    world.nodes["n3"] = stopping
+    world.inbox.append(("n3", n.Directed(world.job.directives["n3"])))
+    world.settle()
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+
+
+def test_a_process_that_starts_when_its_next_life_is_wanted_is_killed() -> None:
+    """What is not forked yet cannot be signalled."""
+    node = World().running().nodes["n1"]
+    wanted = msgspec.structs.replace(node.directive, seq=node.directive.seq + 1, lives=(0, 1))
+    node, _ = n.step(node, n.Directed(wanted), 2.0)
+    node, commands = n.step(node, n.WorkerStarted(1, 1, 4000), 2.1)
+    assert n.SignalWorkers((1,), 9) in commands
+
+
+def test_a_standbys_node_that_does_not_stop_costs_no_restart() -> None:
+    world = World(nodes=3).running()
+    world.leave("n3", quietly=True)
+    report = world.nodes.pop("n3").report
+    killed = msgspec.structs.replace(report.workers[0], gone=True, exit=Exit(ExitCause.GRACE, world.now))
+    workers = (killed, report.workers[1])
+    world.feed(e.NodeReported(msgspec.structs.replace(report, seq=99, activity=Activity.STOPPING, workers=workers)))
+    world.tick(20.0)
+    assert world.said(e.NodeLost) and world.job.restarts == 0
+
+
+def test_a_new_agent_whose_former_one_left_starts_a_new_life() -> None:
+    """How its workers had ended was never reported."""
+    world = World().running()
+    world.leave("n2")
+    report = world.nodes.pop("n2").report
+    world.follow()
+    world.feed(e.NodeReported(msgspec.structs.replace(report, seq=99, activity=Activity.STOPPED, workers=())))
+    world.feed(e.NodeGone("n2", "n2.1", NodeLoss.CLOSED))
+    world.join("n2", life=2)
+    world.settle()
+    assert {"n2/0#1", "n2/1#1"} <= set(world.workers())
+
+
+def test_a_node_whose_place_was_given_away_may_still_run_when_it_is_lost_again() -> None:
+    world = World().running()
+    cut_off = world.nodes["n1"]
+    world.lose("n1", NodeLoss.SILENT)
+    world.follow()
+    world.join("n3")
+    world.settle()
+    world.feed(e.NodeReported(cut_off.report))
+    world.feed(e.NodeGone("n1", "n1.1", NodeLoss.SILENT))
+    assert world.job.gone_by["n1.1"] > world.now
+
+
+def test_a_death_among_those_who_all_leave_is_counted_once() -> None:
+    world = World().running()
+    world.leave("n1")
+    for worker in ("n1/0#0", "n1/1#0"):
+        world.say(worker, Stage.LEFT, 1)
+        world.die(worker, ExitCause.OK, "")
+    world.follow()
+    node = world.nodes["n2"]
+    error = Exit(ExitCause.ERROR, world.now, message="ValueError: bad sample")
+    workers = (node.report.workers[0], msgspec.structs.replace(node.report.workers[1], exit=error))
+    report = msgspec.structs.replace(node.report, seq=node.report.seq + 1, leaving=True, workers=workers)
+    world.nodes["n2"] = msgspec.structs.replace(node, report=report)
+    world.feed(e.NodeReported(report))
+    world.settle()
+    world.tick(1.5)
+    assert world.job.stage is JobStage.REFORMING and world.job.restarts == 1
+
+
+def test_leavers_may_come_to_their_own_end() -> None:
+    """The others finish with the very step after which these would have left."""
+    world = World().running()
+    world.leave("n2")
+    for worker in ("n1/0#0", "n1/1#0"):
+        world.die(worker, ExitCause.OK, "")
+    assert world.job.outcome is None and world.job.directives["n2"].action is Action.RUN
+    for worker in ("n2/0#0", "n2/1#0"):
+        world.die(worker, ExitCause.OK, "")
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK

@@ -48,6 +48,9 @@ class Line(NamedTuple):
     lr: float = 0.0
 
 
+Deal = tuple[int, int, int]  # step, number of members, role
+
+
 class Committed(NamedTuple):
     """One step of the job. `loss`: of the whole global batch."""
 
@@ -177,7 +180,7 @@ class SessionRun(LocalRun):
         for lines in commits.values():
             steps = [line.step for line in lines]
             assert steps == list(range(steps[0], steps[0] + len(steps))) if steps else True, steps
-        shares = _shares(begun)
+        shares = self._shares(begun)
         by_step: dict[int, list[Line]] = defaultdict(list)
         for lines in commits.values():
             for line in lines:
@@ -185,30 +188,30 @@ class SessionRun(LocalRun):
         assert sorted(by_step) == list(range(num_steps)), f"steps missing: {set(range(num_steps)) - set(by_step)}"
         return [self._check_step(step, by_step[step], shares, restarts) for step in range(num_steps)]
 
-    def _check_step(
-        self, step: int, lines: list[Line], shares: dict[tuple[int, int, int], Line], restarts: int
-    ) -> Committed:
+    def _check_step(self, step: int, lines: list[Line], shares: dict[Deal, float], restarts: int) -> Committed:
         """All who committed it did the same, and the members it was dealt to computed each of its samples once."""
         (same,) = {(line.members, line.digest, line.lr) for line in lines}
         num_members = same[0]
         roles = [line.role for line in lines]
         assert all(roles.count(role) <= 1 + restarts for role in range(num_members)), roles
-        missing = [role for role in range(num_members) if (step, num_members, role) not in shares]
-        assert not missing, f"step {step}: committed by {num_members}, of which {missing} never came to the vote"
-        parts = [shares[step, num_members, role] for role in range(num_members)]
+        deals = [(step, num_members, role) for role in range(num_members) if self._dealt(step, num_members, role)]
+        missing = [deal for deal in deals if deal not in shares]
+        assert not missing, f"step {step}: committed with the shares of {missing}, which nobody computed"
+        return Committed(*same, loss=sum(shares[deal] for deal in deals))
+
+    def _shares(self, begun: dict[int, list[Line]]) -> dict[Deal, float]:
+        """The loss of every share that was computed. Done again with the same members, it came to the same."""
+        shares: dict[Deal, float] = {}
+        for line in (line for lines in begun.values() for line in lines):
+            if line.samples == self._dealt(line.step, line.members, line.role):
+                loss = shares.setdefault((line.step, line.members, line.role), line.loss)
+                assert loss == line.loss, f"step {line.step}, done again, came to {line.loss}, not to {loss}"
+        return shares
+
+    def _dealt(self, step: int, members: int, role: int) -> tuple[int, ...]:
+        """The samples of this share."""
         sampler = Sampler(NUM_SAMPLES, self.global_batch, seed=SEED)
-        assert [n for part in parts for n in part.samples] == list(sampler.samples(sampler.step_positions(step)))
-        return Committed(*same, loss=sum(part.loss for part in parts))
-
-
-def _shares(begun: dict[int, list[Line]]) -> dict[tuple[int, int, int], Line]:
-    """(step, members, role) -> what was computed. Done again with the same members, it came to the same."""
-    shares: dict[tuple[int, int, int], Line] = {}
-    for lines in begun.values():
-        for line in lines:
-            first = shares.setdefault((line.step, line.members, line.role), line)
-            assert (first.samples, first.loss) == (line.samples, line.loss), f"not the same again: {first} {line}"
-    return shares
+        return sampler.samples(sampler.share(step, members, role))
 
 
 def oracle(num_steps: int, global_batch: int, count: int) -> tuple[list[float], list[float]]:

@@ -6,10 +6,12 @@ A fault is what the controller makes of it, a formation that ends the epoch. It 
 from __future__ import annotations
 
 import copy
+import itertools
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def net(*extra: nn.Module) -> nn.Sequential:
 
 
 def batches(micro_batch: int = 4) -> everstep.Batches:
-    return everstep.Batches(DATA, global_batch=12, micro_batch=micro_batch, seed=5)
+    return everstep.Batches(DATA, global_batch=13, micro_batch=micro_batch, seed=5)
 
 
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -44,6 +46,13 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
 def fault(run: Session) -> None:
     """The world breaks: the present epoch is over, the same member is alone in the next one."""
     run._formation(Formation(run._engine.epoch + 1, run._alone.seats, abort=True, floor=0))
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def bits(*objects: Any) -> list[torch.Tensor]:
@@ -114,8 +123,9 @@ def quiet_scheduler() -> Iterator[None]:
 # What is trained ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batch", [12, 4, 5])
-def test_training_is_that_of_a_plain_loop(run: Session, micro_batch: int) -> None:
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+@pytest.mark.parametrize("micro_batch", [13, 1, 5])
+def test_training_is_that_of_a_plain_loop(run: Session, micro_batch: int, clip: float) -> None:
     """Also with the batch in parts, even or not, and with clipping."""
     model, plain = net(), net()
     optimizer, plainly = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, plain))
@@ -125,13 +135,13 @@ def test_training_is_that_of_a_plain_loop(run: Session, micro_batch: int) -> Non
         with step:
             for batch in step.share(data):
                 loss_of(model, batch).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad()
         assert step.committed
-        ((_, whole),) = batches(12).share(step.index, 1, 0)
+        ((_, whole),) = batches(13).share(step.index, 1, 0)
         loss_of(plain, whole).backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        nn.utils.clip_grad_norm_(plain.parameters(), clip)
         plainly.step()
         plainly.zero_grad()
         for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -239,7 +249,10 @@ def test_an_optimizer_that_stepped_before_the_commit_is_undone() -> None:
     assert same(found, expected)
 
 
-def test_what_fails_because_the_world_broke_is_no_mistake(run: Session, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_what_fails_because_the_world_broke_is_no_mistake(
+    run: Session, capsys: pytest.CaptureFixture[str], late: bool
+) -> None:
     plain = Plain(run)
     failed = False
     with pytest.warns(UserWarning, match="lr_scheduler.step"):
@@ -250,6 +263,8 @@ def test_what_fails_because_the_world_broke_is_no_mistake(run: Session, capsys: 
                 if step.index == 1 and not failed:
                     failed = True
                     fault(run)
+                    if late:  # the links of the next epoch are open already
+                        until(lambda: run._engine._member.epoch > run._engine.epoch)
                     raise RuntimeError("connection lost")
                 plain.schedule.step()
                 plain.optimizer.step()
@@ -322,8 +337,12 @@ def test_a_block_that_steps_no_optimizer_is_skipped_by_all(run: Session) -> None
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.protect(model=model, optimizer=optimizer)
-    for step in run.steps(3):
-        before = bits(model)
+    after: list[tuple[int, bool]] = []
+    states = [bits(model)]
+    for step in run.steps(4):
+        if step.index:
+            after.append((run._engine.committed, run._engine._member.stand.skipped))
+            states.append(bits(model))
         with step:
             for batch in step.share(batches()):
                 loss_of(model, batch).backward()
@@ -331,8 +350,8 @@ def test_a_block_that_steps_no_optimizer_is_skipped_by_all(run: Session) -> None
                 continue
             optimizer.step()
             optimizer.zero_grad()
-        assert same(before, bits(model)) == (step.index == 1)
-        assert run._engine._member.stand.skipped == (step.index == 1)
+    assert after == [(1, False), (2, True), (3, False)]
+    assert [same(*pair) for pair in itertools.pairwise(states)] == [False, True, False]
 
 
 # Mistakes -----------------------------------------------------------------------------------------------

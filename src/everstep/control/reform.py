@@ -77,16 +77,13 @@ def react(draft: Draft) -> bool:
     if seats.complete(job, formation) or _finishing(draft):
         _finish(draft)
         return True
-    if seats.all_leave(job, formation):
-        return False
     if _failures(draft) or job.lost or seats.dead(job, formation):
         if not _recover(draft):
             return False
         if draft.job.stage in ENDED:
             return True
-        job = draft.job
-        if job.formation is not None and seats.all_leave(job, job.formation):
-            return False
+    if seats.all_leave(draft.job):
+        return False
     if draft.job.stage is Stage.RESEATING:
         _check_resumed(draft)
     _plan_change(draft)
@@ -300,10 +297,10 @@ def _dismiss(draft: Draft, formation: Formation) -> None:
 def _admit(draft: Draft, plan: EpochPlan) -> None:
     """Nodes without a place in the plan get one: their workers warm up and wait for a role."""
     job = draft.job
-    here = {m.node for m in plan.members if _in(job.nodes.get(m.node), m.incarnation)}
     free = [n for n in job.nodes.values() if n.free and _needs_place(plan, n, draft)]
     if not free:
         return
+    here = {m.node for m in plan.members if _in(job.nodes.get(m.node), m.incarnation)}
     for node in sorted(free, key=lambda n: n.order):
         report = node.report
         own = plan.member(report.node) is not None

@@ -88,6 +88,8 @@ def ended_well(job: Job, worker: str) -> bool:
 
 def finished(job: Job, formation: Formation) -> set[str]:
     """Members which came to the end of their scripts in this formation."""
+    if not job.ended:
+        return set()
     sessions = sessions_of(job)
     done = [seat.worker for seat in formation.seats if ended_well(job, seat.worker)]
     return {w for w in done if w in sessions and sessions[w].epoch >= formation.epoch and not _left(sessions[w])}
@@ -95,6 +97,8 @@ def finished(job: Job, formation: Formation) -> set[str]:
 
 def complete(job: Job, formation: Formation) -> bool:
     """Everybody who may hold the state came to the end of the script. Who was yet to join them does not matter."""
+    if not job.ended:
+        return False
     sessions = sessions_of(job)
     former = formation.seats if job.before is None else job.before.seats
     stay = [s.worker for s in former if formation.role_of(s.worker) is not None or not parted(job, s.worker)]
@@ -172,14 +176,15 @@ def without_dead(job: Job, formation: Formation, epoch: int) -> Formation | None
 
 def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
     """A planned change: leavers go, ready workers take their roles, or one that is free. None: no change."""
-    waiting = ready_ones(job, formation)
+    num_stay = sum(not leaving(job, seat.worker) for seat in formation.seats)
+    waiting = ready_ones(job, formation)[: max(0, target(job) - num_stay)]
     seats = []
     for seat in formation.seats:
         if not leaving(job, seat.worker):
             seats.append(seat)
         elif waiting:
             seats.append(_seat(waiting.pop(0)))
-    seats += [_seat(report) for report in waiting[: max(0, target(job) - len(seats))]]
+    seats += [_seat(report) for report in waiting]
     if not seats or tuple(seats) == formation.seats:
         return None
     return Formation(epoch, tuple(seats), abort=False, floor=floor(job, formation))
@@ -236,8 +241,13 @@ def leaving(job: Job, worker: str) -> bool:
     return node is not None and node.report.leaving
 
 
-def all_leave(job: Job, formation: Formation) -> bool:
-    return all(leaving(job, seat.worker) for seat in formation.seats)
+def all_leave(job: Job) -> bool:
+    """Nobody stays who could go on; but where somebody came to the end of the script, so will the leavers."""
+    assert job.formation is not None
+    if not all(leaving(job, seat.worker) for seat in job.formation.seats):
+        return False
+    through = [job.nodes.get(end.node) for end in job.ended.values() if end.exit.cause is ExitCause.OK]
+    return all(node is None or node.report.leaving for node in through)
 
 
 def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:

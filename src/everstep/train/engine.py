@@ -136,9 +136,9 @@ class Engine:
         self._note_commit()
 
     def in_epoch(self) -> bool:
-        """Whether the epoch this worker acts in still is."""
+        """Whether the epoch of the step under way still is."""
         with self._news:
-            return commit.acts_in(self._member, self._member.epoch)
+            return commit.acts_in(self._member, self._epoch)
 
     def leave(self) -> None:
         """Take part in nothing any more, once a newcomer has all it was promised: what waits for others raises."""

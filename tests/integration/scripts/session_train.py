@@ -1,7 +1,8 @@
 """A small model on a session, for tests of recovery: every member writes what it computed and what it committed.
 
-In --out: begun-PID.jsonl gets a line before each vote, so that every commit has one of every member which took part,
-also of one that dies right after it; commits-PID.jsonl gets a line after each commit, with a digest of all state.
+In --out: begun-PID.jsonl gets a line before each backward, of all samples of the step so far: once the last one is
+under way the others may come to have its gradients, and commit them if it dies. commits-PID.jsonl gets a line after
+each commit, with a digest of all state.
 
 --fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0), sleep, die
 (before the vote), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block, after the commit).
@@ -122,12 +123,12 @@ def main() -> None:
                 total = 0.0
                 for x, y, numbers in step.share(batches):
                     loss = (model(x) - y).square().mean()
-                    loss.backward()
                     samples += numbers.tolist()
                     total += float(loss.detach()) * len(x) / args.global_batch
+                    write(begun, **deal, samples=samples, loss=total, time=time.time())
+                    loss.backward()
                     time.sleep(args.pause)
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                write(begun, **deal, samples=samples, loss=total, time=time.time())
                 if comes("raise"):
                     raise RuntimeError("this member's own mistake")
                 if step.index == args.bug:
