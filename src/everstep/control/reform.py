@@ -16,7 +16,8 @@ from everstep.control.job import ENDED, NodeState, Stage
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.formation import Formation, Seat
-from everstep.core.types import Action, Blame, EpochPlan, Exit, ExitCause, NodeReport, Verdict
+from everstep.core.formation import Stage as SessionStage
+from everstep.core.types import Action, Blame, EpochPlan, Exit, ExitCause, NodeReport, Verdict, WorkerReport
 from everstep.detect.blame import sentence
 
 FINISH_GRACE_S = 5.0  # a standby has nothing to save when the job is done
@@ -124,12 +125,16 @@ def _failures(draft: Draft) -> list[e.WorkerEnded]:
     """Ends of processes that are wanted again."""
     job = draft.job
     ends = [end for end in job.ended.values() if end.exit.cause is not ExitCause.OK]
-    return [end for end in ends if not _dismissed(draft, job.nodes.get(end.node))]
+    return [end for end in ends if not (_told(draft, end.node, Action.STOP) and _leaves(job.nodes.get(end.node)))]
 
 
 def _dismissed(draft: Draft, node: NodeState | None) -> bool:
     """It leaves, and what it still ran without a role is being stopped."""
     return node is not None and node.report.leaving and _told(draft, node.report.node, Action.STOP)
+
+
+def _leaves(node: NodeState | None) -> bool:
+    return node is None or node.report.leaving
 
 
 def _told(draft: Draft, node: str, action: Action) -> bool:
@@ -291,7 +296,14 @@ def _dismiss(draft: Draft, formation: Formation) -> None:
         if node.report.leaving and name not in busy and not node.at_rest:
             due = draft.now + job.spec.grace_s + job.spec.stop_margin_s
             draft.put(msgspec.structs.replace(node, stop_by_s=node.stop_by_s or due))
-            draft.direct(name, Action.STOP, epoch=job.epoch, reason="it leaves", grace_s=job.spec.grace_s)
+            if not any(_on_its_way_out(worker) for worker in node.report.workers):
+                draft.direct(name, Action.STOP, epoch=job.epoch, reason="it leaves", grace_s=job.spec.grace_s)
+
+
+def _on_its_way_out(worker: WorkerReport) -> bool:
+    """It held a role, and ends by itself."""
+    held = worker.session is not None and worker.session.stage in (SessionStage.MEMBER, SessionStage.LEFT)
+    return held and not worker.gone and worker.exit is None
 
 
 def _admit(draft: Draft, plan: EpochPlan) -> None:
