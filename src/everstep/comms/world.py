@@ -20,7 +20,7 @@ from everstep.comms.table import Table
 from everstep.comms.watch import Watch
 from everstep.comms.work import Lane, Work
 
-DEFAULT_INDEX = 2  # 0 and 1 are the session's
+DEFAULT_INDEX = 3  # 0 to 2 are the session's
 DEAL_TAG = 1 << 31  # tags of users are smaller
 
 
@@ -52,7 +52,7 @@ class World:
         self.pinned = Pinned(fabric)
         self.groups: list[HasLanes] = []
         self._pid = os.getpid()
-        self._used = {0, 1, DEFAULT_INDEX}
+        self._used = set(range(DEFAULT_INDEX + 1))
         self._all = Communicator(self.pinned, DEFAULT_INDEX)
         self._watch = Watch(fabric.table, lives, self._under_way) if lives is not None else None
         if self.fixed:

@@ -67,6 +67,7 @@ class Engine:
         self._resumed_in = 0  # epoch of the last commit here
         self._stage = Stage.WARMING
         self._epoch = 0
+        self._entered = 0  # the epoch whose links the main thread uses; the machine may be ahead of it
         self._fetched = False
 
     # What the session sees ------------------------------------------------------------------------------
@@ -233,6 +234,8 @@ class Engine:
                     self._finish_serving()
                     self.communicator.part()
                     self.fabric.switch(formation)
+                    self._entered = formation.epoch
+                    self._tell()
                 case protocol.PublishStand(epoch, stand):
                     self._feed(protocol.Stood(epoch, self._gather(stand, Stand)))
                 case protocol.CastVote(epoch, vote):
@@ -300,11 +303,11 @@ class Engine:
                 worker=member.worker,
                 stage=self._stage,
                 committed=member.stand.committed,
-                epoch=member.epoch,
+                epoch=self._entered,
                 prepared=member.prepared,
                 endpoint=self.fabric.endpoint,
                 host=self._host,
-                resumed=self._resumed_in == member.epoch > 0,
+                resumed=self._resumed_in == self._entered > 0,
                 gap_s=self._gap_s,
             )
         )
