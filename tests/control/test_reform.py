@@ -56,6 +56,18 @@ def test_a_respawned_worker_is_seated_as_planned_when_it_is_ready() -> None:
     assert world.seated() == ["n1/0#0", "n2/0#0", "n2/1#0", "n1/1#1"] and not world.job.formation.abort
 
 
+def test_nobody_is_seated_before_the_survivors_made_a_step() -> None:
+    world = World().running()
+    world.die("n1/1#0")
+    world.say("n1/1#1", Stage.READY)
+    formation = world.job.formation
+    for worker in world.seated():
+        world.say(worker, Stage.MEMBER, formation.epoch)  # in the new epoch, nothing committed yet
+    assert world.job.formation == formation
+    world.follow()
+    assert "n1/1#1" in world.seated() and world.job.stage is JobStage.RUNNING
+
+
 def test_a_standby_takes_the_dead_ones_role() -> None:
     world = World(nodes=3).running()
     world.say("n3/0#0", Stage.READY)

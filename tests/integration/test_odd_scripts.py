@@ -29,7 +29,13 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
 
 
 def test_a_program_gets_its_arguments_and_its_code_is_told(tmp_path: Path) -> None:
-    program = script(tmp_path, '#!/bin/sh\necho "$RANK: $*"\n[ "$RANK" = 0 ] || exit 3\n', "program.sh")
+    text = """#!/bin/sh
+echo "$RANK: $*"
+if [ "$RANK" = 0 ]; then : > said; fi
+while [ ! -e said ]; do sleep 0.01; done  # or rank 1 fails, and rank 0 is stopped, before that one said anything
+[ "$RANK" = 0 ] || exit 3
+"""
+    program = script(tmp_path, text, "program.sh")
     program.chmod(0o755)
     options = ("--no-python", "--nproc-per-node", "2", "--max-restarts", "0")
     with LocalRun(tmp_path, program, *options, args=("a b", "ü")) as run:
@@ -128,7 +134,7 @@ def fill(disk: Path) -> Path:
 def workers(run: LocalRun, number: int) -> dict[int, int]:
     """Rank -> process, once all are told and print."""
     run.until(lambda: run.events(e.EpochFormed) and len(run.pids()) == number)
-    run.until(lambda: run.text().count("waiting") >= number)
+    run.until(lambda: all(f"[rank{rank}]: waiting" in run.text() for rank in range(number)))
     return run.pids()
 
 

@@ -197,7 +197,7 @@ class Fabric:
         if not self._said:
             self._said = True
             with contextlib.suppress(OSError, ValueError):  # standard error may be closed
-                print(f"everstep: {self.worker}: {text}", file=sys.stderr)
+                sys.stderr.write(f"everstep: {self.worker}: {text}\n")  # in one piece: others write to it as well
 
     def _forget(self) -> None:
         self._table = None

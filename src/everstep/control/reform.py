@@ -283,6 +283,8 @@ def _plan_change(draft: Draft) -> None:
     job = draft.job
     if not adopted or any(seats.ended_well(job, seat.worker) for seat in formation.seats):
         return
+    if job.stage is Stage.RESEATING:  # the incident ends with a step of this formation, not of the next one
+        return
     following = seats.changed(job, formation, job.formed + 1)
     if following is not None:
         _issue(draft, following)
