@@ -21,12 +21,7 @@ import torch
 from torch import nn
 
 import everstep
-from everstep.comms.collectives import Communicator
-from everstep.comms.fabric import Fabric
-from everstep.comms.world import DEFAULT_INDEX
-from everstep.core.formation import Formation, Seat, SessionReport
-from everstep.state.flatten import Flat, flatten
-from everstep.train.engine import Engine
+from everstep.core.formation import Formation
 from everstep.train.session import Session, Step
 
 INPUTS = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
@@ -484,37 +479,3 @@ def test_a_plain_python_script(tmp_path: Path) -> None:
     (commits,) = tmp_path.glob("commits-*.jsonl")
     lines = [msgspec.json.decode(line) for line in commits.read_text().splitlines()]
     assert [(line["step"], line["role"], line["members"]) for line in lines] == [(n, 0, 1) for n in range(5)]
-
-
-def test_a_process_group_beside_the_session_has_numbers_of_its_own() -> None:
-    with everstep.session() as run:
-        own = [c.index for c in vars(run._engine).values() if isinstance(c, Communicator)]
-    assert len(set(own)) == len(own) and max(own) < DEFAULT_INDEX
-
-
-class Empty:
-    """A member without state."""
-
-    def drop_gradients(self) -> None:
-        """It has none."""
-
-    def state(self) -> Flat:
-        return flatten({})
-
-    def fetch(self, communicator: Communicator, source: int) -> None:
-        raise AssertionError("nobody else is there")
-
-
-def test_an_epoch_is_reported_once_its_links_are_in_use_not_when_they_are_open() -> None:
-    said: list[SessionReport] = []
-    fabric = Fabric("n/0#0", "host", b"secret")
-    engine = Engine(fabric, "n/0#0", "host", said.append)
-    try:
-        seat = Seat("n/0#0", "n", "host", fabric.endpoint)
-        engine.open(Empty())
-        engine.receive(Formation(4, (seat,), abort=False, floor=0))
-        until(lambda: said and said[-1].prepared == 4)
-        assert said[-1].epoch == 0  # nobody called `ready`: the main thread may still be anywhere
-        assert engine.ready() == 0 and said[-1].epoch == 4
-    finally:
-        engine.close()
