@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All tests in two passes: `make test`. Arguments go to pytest: make test ARGS="-k hang"
-# The first pass runs on two cores; tests/integration starts whole jobs, so it runs alone, one test after the other.
+# Both run on two cores. tests/integration starts whole jobs, which mostly wait: two at a time, dealt as each ends.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 output=$(mktemp)
@@ -22,7 +22,7 @@ pass() {
 
 selected=$(($# > 0))
 pass "pure and small" tests --ignore=tests/integration -n 2 --dist=loadfile "$@"
-pass "integration, real processes" tests/integration --timeout=120 "$@"
+pass "integration, real processes" tests/integration --timeout=120 -n 2 --dist=load "$@"
 echo "== tests: ${SECONDS} s in all"
 printf '%s\n' "${closing[@]}"
 exit "$failed"
