@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from everstep.comms import rendezvous
 from everstep.comms.fabric import Fabric
@@ -206,3 +207,23 @@ def _create(request: Request, options: object) -> Group:
 
 
 dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+# All groups of this process, whatever their backends ----------------------------------------------------------
+
+
+def abort_all() -> None:
+    """Let whatever waits in a group raise, from any thread. Not gloo's: nothing but the end of its sockets wakes it."""
+    groups = list(c10d._world.pg_names.items())
+    newest_first = [group for group, _ in sorted(groups, key=lambda item: item[1], reverse=True)]
+    for group in newest_first:
+        if group.name() != "gloo":
+            group.abort()
+
+
+def forget_all() -> None:
+    """Destroy them, and what an init_process_group left that failed midway: the next one is like the first."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    c10d._unregister_all_process_groups()  # type: ignore[attr-defined]
+    c10d._world.group_count = 0  # members name their groups by it

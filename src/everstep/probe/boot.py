@@ -61,8 +61,13 @@ def committed(steps: int) -> None:
     _progress.committed(steps)
 
 
+def again(on_first: Callable[[], None]) -> float:
+    """The script is entered again: see Progress.again."""
+    return _progress.again(on_first)
+
+
 def done() -> None:
-    """The script has ended."""
+    """The script has ended, or waits for the others to end."""
     _progress.phases.done()
 
 

@@ -44,6 +44,11 @@ class Phases:
         self._inside: list[Phase] = []
         self._depth = {Phase.SAVE: 0, Phase.LOAD: 0}  # over all threads: nested calls count once
 
+    def again(self) -> None:
+        """A new start in the same process."""
+        self.begin(self.words)
+        self._show()
+
     def _show(self) -> None:
         if self._inside:
             phase = self._inside[-1]

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from everstep.core.page import Page, Word
@@ -64,12 +65,27 @@ class Progress:
         self._leader: weakref.ref[Any] | None = None
         self._other: weakref.ref[Any] | None = None
         self._other_steps = 0
+        self._on_first: Callable[[], None] | None = None
 
     def attach(self, page: Page) -> None:
         """A new attempt begins: this process is the worker of `page`."""
         self._begin(page)
         self.phases.begin(page)
         self.attached = True
+
+    def again(self, on_first: Callable[[], None]) -> float:
+        """The script begins anew in this process: steps count from 0, and the first one is told.
+
+        Returns when the last one was made, seconds of the monotonic clock; 0.0: there was none.
+        """
+        words = self.words
+        last_s = words[Word.STEP_NS] / 1e9
+        for word in (Word.STEPS, Word.FIRST_STEP_NS, Word.TOTAL_STEP, Word.FIRST_TOTAL_STEP, Word.SAVED_STEP):
+            words[word] = 0
+        self._begin(words)
+        self.phases.again()
+        self._on_first = on_first
+        return last_s
 
     def detach(self) -> None:
         """This process is another one than the worker (a fork of it): it has nothing to tell."""
@@ -112,6 +128,9 @@ class Progress:
         words[Word.STEP_NS] = now
         words[Word.STEPS] = steps
         self.phases.trained()
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
         stop_at = words[Word.STOP_AT_STEP]
         if stop_at and steps >= stop_at and not self.stop_sent:
             self.stop_sent = True

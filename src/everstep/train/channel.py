@@ -11,12 +11,20 @@ from everstep.core import wire
 from everstep.core.formation import Formation, SessionReport
 
 READ_BYTES = 1 << 16
+_open: set[int] = set()  # descriptors that a session of this process speaks over
 
 
 class Channel:
-    """Speaks over descriptor `fd`. `on_formation` is called in the channel's own thread."""
+    """Speaks over descriptor `fd`. `on_formation` is called in the channel's own thread.
+
+    Raises ValueError when another session of this process does.
+    """
 
     def __init__(self, fd: int, on_formation: Callable[[Formation], None]) -> None:
+        if fd in _open:
+            raise ValueError("this process has a session already: a script is one session, or one restartable function")
+        _open.add(fd)
+        self._fd = fd
         self._socket = socket.socket(fileno=fd)
         self._on_formation = on_formation
         self._sending = threading.Lock()
@@ -53,3 +61,4 @@ class Channel:
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join()
         self._socket.close()
+        _open.discard(self._fd)
