@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reform_harness import World, spec
 
+from everstep.control import node as n
 from everstep.control import roles
 from everstep.control.job import Stage as JobStage
 from everstep.core import events as e
@@ -215,6 +216,23 @@ def test_a_stop_reaches_members_that_wait() -> None:
     world.feed(e.StopAsked("asked", 15, 5.0))
     order = world.job.directives["n2"]
     assert order.action is Action.STOP and order.cut
+
+
+def test_a_node_that_comes_back_stops_first_though_its_roles_are_waited_for() -> None:
+    world = fixed()
+    cut_off = world.nodes["n2"]
+    world.lose("n2", NodeLoss.SILENT)
+    world.feed(e.NodeReported(cut_off.report))
+    world.tick(0.1)  # nothing but the order to stop reaches it, and it takes its time
+    assert world.job.directives["n2"].action is Action.STOP
+    world.nodes["n2"] = cut_off
+    world.inbox.append(("n2", n.Directed(world.job.directives["n2"])))
+    world.settle()
+    assert world.job.directives["n2"].action is Action.RUN and world.job.nodes["n2"].stop_by_s == 0.0
+    world.say("n2/0#1", Stage.READY)
+    world.say("n2/1#1", Stage.READY)
+    world.tick(20.0)
+    assert world.seated() == ["n1/0#0", "n1/1#0", "n2/0#1", "n2/1#1"] and len(world.said(e.NodeLost)) == 1
 
 
 def test_more_nodes_of_a_cut_off_pair_are_not_seated_twice() -> None:

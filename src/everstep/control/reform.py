@@ -343,6 +343,8 @@ def _direct_all(draft: Draft) -> None:
         node = job.nodes.get(member.node)
         if node is None or node.report.incarnation != member.incarnation or _dismissed(draft, node):
             continue
+        if node.stop_by_s and _told(draft, member.node, Action.STOP):
+            continue  # it was lost and is back: it stops first, then it gets its place again
         lives = tuple(job.lives.get(member.first_rank + k, 0) for k in range(member.slots))
         draft.direct(member.node, Action.RUN, epoch=plan.epoch, plan=plan, formation=draft.job.formation, lives=lives)
 

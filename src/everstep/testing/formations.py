@@ -14,6 +14,7 @@ from everstep.core import events as e
 from everstep.core.formation import Formation
 from everstep.core.formation import Stage as Session
 from everstep.testing.claims import require
+from everstep.testing.sessions import COLLATERAL
 from everstep.train import commit
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Formations:
         self.log: dict[int, list[int]] = {}  # plan's epoch -> for each committed step the epoch of its gradients
         self.left_out: set[tuple[int, str]] = set()  # plan's epoch, worker
         self.roles: dict[tuple[int, str], int] = {}  # of jobs whose number of members may not change
-        self.raised: set[str] = set()  # workers whose functions raised in the present incident
-        self.raised_alone: set[tuple[int, str]] = set()  # epoch that followed, worker: and its peers all lived
+        self.raised: set[str] = set()  # places where a function raised in the present incident
+        self.raised_alone: set[tuple[int, str]] = set()  # epoch that followed, worker: by itself, its peers all lived
 
     # Sessions -------------------------------------------------------------------------------------------
 
@@ -131,15 +132,16 @@ class Formations:
         """Whether a function raised in what this formation follows; one that did so twice gets another process."""
         epochs = {formation.epoch for formation in former}
         members = [self.cluster.rounds.session(job.epoch, seat.worker) for f in former for seat in f.seats]
-        failed = {s.worker.name for s in members if s.failure and s.entered in epochs}
+        failed = [s for s in members if s.failure and s.entered in epochs]
+        own = [s.worker.name for s in failed if s.failure != COLLATERAL and _heard(job, s)]
         alone = all(s.worker.can_step for s in members)
-        again = {name for name in failed if any((epoch, name) in self.raised_alone for epoch in epochs)}
         if alone and not any(s.resumed and s.entered in epochs for s in members):
+            again = [name for name in own if any((epoch, name) in self.raised_alone for epoch in epochs)]
             kept = [name for name in again if new.role_of(name) is not None]
             require(not kept, f"formation {new.epoch} seats {kept}, whose functions raised twice and nobody went on")
-        self.raised |= failed
+        self.raised |= {s.worker.name.partition("#")[0] for s in failed}
         if alone:
-            self.raised_alone |= {(new.epoch, name) for name in failed}
+            self.raised_alone |= {(new.epoch, name) for name in own}
         return bool(failed)
 
     def _aborts(self, job: Job, new: Formation, holders: list[str], former: list[Formation]) -> None:
@@ -195,7 +197,7 @@ class Formations:
 
     def _raised_again(self, job: Job, name: str) -> bool:
         session = self.cluster.rounds.session(job.epoch, name)
-        return bool(session.failure) and name in self.raised
+        return bool(session.failure) and name.partition("#")[0] in self.raised
 
     def _evicted(self, before: Job, job: Job, event: e.Input) -> None:
         """Nobody whom the controller sees is known to hold the state, or it is not known who hangs, or all leave."""
@@ -204,6 +206,7 @@ class Formations:
         living = [self.cluster.rounds.session(before.epoch, name) for name in members]
         living = [s for s in living if s.worker.name in self._founders(before) or _reported(job, s.worker) >= 0]
         living = [s for s in living if s.worker.can_step and s.stage is not Session.LEFT]
+        living = [s for s in living if s.worker.life == self._life(before, s.worker.name)]  # the others are fenced
         living = [s for s in living if sees(job, s.worker) and not _stopping(before, s.worker)]
         living = [s for s in living if s.member.stand.committed >= 0 and not _hung(event, s.worker)]
         living = [s for s in living if not (s.failure and self._raised_again(before, s.worker.name))]
@@ -296,6 +299,13 @@ def _reported(job: Job, worker: SimWorker) -> int:
     node = job.nodes.get(worker.agent.name)
     said = [w.session for w in node.report.workers if w.session is not None] if node is not None else []
     return next((s.committed for s in said if s.worker == worker.name), -1)
+
+
+def _heard(job: Job, session: SimSession) -> bool:
+    """Whether the controller knows what the session's function raised."""
+    node = job.nodes.get(session.worker.agent.name)
+    said = [w.session for w in node.report.workers if w.session is not None] if node is not None else []
+    return any(s.worker == session.worker.name and s.failure and s.epoch == session.entered for s in said)
 
 
 def _stopping(job: Job, worker: SimWorker) -> bool:
