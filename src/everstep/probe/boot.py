@@ -66,6 +66,11 @@ def again(on_first: Callable[[], None]) -> float:
     return _progress.again(on_first)
 
 
+def steps() -> int:
+    """Of the job, as its optimizer counts them, else those of this entry or attempt."""
+    return _progress.steps()
+
+
 def done() -> None:
     """The script has ended, or waits for the others to end."""
     _progress.phases.done()

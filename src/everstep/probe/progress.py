@@ -87,6 +87,10 @@ class Progress:
         self._on_first = on_first
         return last_s
 
+    def steps(self) -> int:
+        """The optimizer's own count where it has one, else that of this attempt."""
+        return max(self.words[Word.TOTAL_STEP] - 1, self.words[Word.STEPS])
+
     def detach(self) -> None:
         """This process is another one than the worker (a fork of it): it has nothing to tell."""
         self.words = self.phases.words = dict.fromkeys(Word, 0)

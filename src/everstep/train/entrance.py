@@ -24,7 +24,6 @@ from everstep.train.channel import Channel
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
 RETRY_S = 0.2
-BLAME_S = 5.0  # a broken connection is the news of a death that is on its way; after this long it is a fault by itself
 
 
 class Ranks(msgspec.Struct, frozen=True):
@@ -96,22 +95,20 @@ class Entrance:
 
     # Into an entry, and out of it -----------------------------------------------------------------------
 
-    def enter(self, failure: str = "", collateral: bool = False) -> Ranks:
+    def enter(self, failure: str = "", steps: int = -1) -> Ranks:
         """Wait until this worker has a role and has met the others.
 
-        failure: what the function raised in the epoch it left. collateral: rather because another member failed, so it
-        is reported only if nobody else turns out to have been the first.
+        failure: what the function raised in the epoch it left; whether another member was first is not known here.
+        steps: of the job, as far as this worker knows; -1: it has been in no entry.
         """
         self._store = None  # of the entry before
-        blame = (time.monotonic() + BLAME_S, failure) if collateral else None
-        failure = "" if collateral or self.over is not None else failure
-        self._say(stage=Stage.READY, resumed=False, gap_s=-1.0, failure=failure)
+        failure = failure if self.over is None else ""
+        self._say(stage=Stage.READY, committed=steps, resumed=False, gap_s=-1.0, failure=failure)
         while True:
-            formation = self._next(blame)
+            formation = self._next()
             try:
                 self._fabric.prepare(formation)
                 self._fabric.switch(formation)
-                blame = None
                 self._said = msgspec.structs.replace(self._said, epoch=formation.epoch, prepared=formation.epoch)
                 ranks = self._meet(formation)
             except (Superseded, EpochBroken):
@@ -119,13 +116,13 @@ class Entrance:
             except LinkError as error:
                 self._retry(formation, error)
             else:
-                self._say(stage=Stage.MEMBER, committed=0, failure="")
+                self._say(stage=Stage.MEMBER, committed=max(0, steps), failure="")
                 return ranks
 
-    def resumed(self, gap_s: float = -1.0) -> None:
+    def resumed(self, steps: int, gap_s: float = -1.0) -> None:
         """The function makes progress in this entry, `gap_s` after that of the one before (-1: there was none)."""
         if not self._said.resumed:
-            self._say(resumed=True, gap_s=gap_s)
+            self._say(resumed=True, committed=max(0, steps), gap_s=gap_s)
 
     def finish(self) -> bool:
         """Wait until the functions of all members have returned. False: one of them will not in this epoch.
@@ -165,7 +162,7 @@ class Entrance:
         if former is not None:
             self._on_over(why)
 
-    def _next(self, blame: tuple[float, str] | None) -> Formation:
+    def _next(self) -> Formation:
         """The newest formation, which is to be entered. Raises SystemExit when the others go on without this worker."""
         with self._news:
             while True:
@@ -175,11 +172,7 @@ class Entrance:
                         return formation
                     if self.epoch:
                         self._dismissed(formation)
-                now = time.monotonic()
-                if blame is not None and now >= blame[0]:
-                    self._say(failure=blame[1])
-                    blame = None
-                self._news.wait(blame[0] - now if blame is not None else None)
+                self._news.wait()
 
     def _dismissed(self, formation: Formation) -> None:
         if not formation.abort:

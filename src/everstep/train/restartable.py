@@ -188,10 +188,9 @@ def _tell(callback: Callback | None, entry: Entry) -> None:
 
 
 class Fault(NamedTuple):
-    """Why an entry ended. `failure`: what the function raised on its own; empty: nothing."""
+    """Why an entry ended. `failure`: what the function raised while it was not over; empty: nothing."""
 
-    failure: str
-    collateral: bool  # a connection broke: another member may have been first
+    failure: str = ""
 
 
 class Member:
@@ -212,15 +211,15 @@ class Member:
     def run(self) -> Any:
         self._waker.open()
         self._entrance.open()
-        fault = Fault("", False)
+        fault, steps = Fault(), -1
         try:
             while True:
                 _tell(self._callbacks.health_check, self._entry)
-                self._begin(self._entrance.enter(fault.failure, fault.collateral))
+                self._begin(self._entrance.enter(fault.failure, steps))
                 left = self._enter()
                 if not isinstance(left, Fault):
                     return left[0]
-                fault = left
+                fault, steps = left, boot.steps()
         finally:
             self._waker.close()
             self._entrance.close()
@@ -238,7 +237,8 @@ class Member:
 
     def _stepped(self) -> None:
         """The first optimizer step of this entry."""
-        self._entrance.resumed(time.monotonic() - self._before_s if self._before_s else -1.0)
+        gap_s = time.monotonic() - self._before_s if self._before_s else -1.0
+        self._entrance.resumed(boot.steps(), gap_s)
 
     def _body(self) -> Any:
         _tell(self._callbacks.initialise, self._entry)
@@ -250,7 +250,7 @@ class Member:
             result = self._waker.run(self._body)
             if self._finished():
                 return (result,)
-            fault = Fault("", False)
+            fault = Fault()
         except (SystemExit, KeyboardInterrupt):
             raise  # an end of the script, not of the entry
         except BaseException as error:  # noqa: BLE001 - whatever it is: it ends the entry, not the process
@@ -261,25 +261,24 @@ class Member:
     def _finished(self) -> bool:
         boot.done()
         if self._waker.fired is None:
-            self._entrance.resumed()
+            self._entrance.resumed(boot.steps())
         return self._entrance.finish()
 
     def _left(self, error: BaseException) -> Fault:
         """By an exception: of the world's making if the entry was over, else the function's own."""
         text = f"{type(error).__name__}: {error}".strip()[:FAILURE_CHARS]
         over = self._waker.fired
-        collateral = over is None and _of_network(error)
         head = f"everstep: rank {self._entry.rank}, entry {self._entry.number} of {self._name}"
         if over is not None:
             print(f"{head} is over: {over}", file=sys.stderr)
-        elif collateral:
+        elif _of_network(error):
             print(f"{head} lost a connection: {text.splitlines()[0]}", file=sys.stderr)
         else:
             print(f"{head} failed:", file=sys.stderr)
             traceback.print_exception(type(error), error, _own_frames_dropped(error.__traceback__))
         self._waker.fire("its function raised")
         _let_go(error)
-        return Fault("" if over is not None else text, collateral)
+        return Fault("" if over is not None else text)
 
     def _clear_up(self) -> None:
         """Nothing of the entry may reach the next one: its groups, its reducers, who waits in them."""
