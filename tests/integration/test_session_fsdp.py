@@ -1,0 +1,107 @@
+"""A model sharded by FSDP2 goes on bit by bit when a member is replaced, wherever in a step it dies."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from session_harness import SessionRun, oracle
+
+from everstep.core import events as e
+from everstep.core.errors import ExitCode
+
+pytestmark = pytest.mark.timeout(150)
+
+FOUR = ("--nproc-per-node", "4")
+SPARE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "2", "--standbys", "1")
+STEPS = 90
+
+
+class FsdpRun(SessionRun):
+    """Four members: two replicas of two shards."""
+
+    script = Path(__file__).parent / "scripts" / "session_fsdp.py"
+    shards = 2
+
+    def __init__(self, directory: Path, *options: str, steps: int = STEPS, args: tuple[str, ...] = ()) -> None:
+        self.directory = directory
+        super().__init__(directory, *options, args=("--steps", str(steps), "--pause", "0.004", *args))
+
+    def die(self, where: str, role: int) -> None:
+        """Let a member die there, and wait until another one has its role."""
+        self.until_standby()
+        before = self.until_members(4)[role]
+        mark = self.directory / f"die-{where}-{role}"
+        mark.touch()
+        self.until(lambda: not mark.exists())
+        self.replaced(role, before)
+
+    def replaced(self, role: int, before: int) -> None:
+        self.until(lambda: self.members().get(role, before) != before)
+
+
+def outcomes(run: SessionRun) -> set[str]:
+    return {closed.outcome for closed in run.events(e.IncidentClosed)}
+
+
+@pytest.mark.parametrize("more", [(), ("--keep", "--no-sync")], ids=["reshard", "keep whole parameters, sum once"])
+def test_a_standby_makes_the_same_bits(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Loss and state of each step are those of a run in which nobody died."""
+    with FsdpRun(tmp_path / "quiet", *FOUR, args=more) as quiet:
+        assert quiet.wait() == ExitCode.OK
+    with FsdpRun(tmp_path / "killed", *SPARE, args=more) as run:
+        run.until_committed(5)
+        for role, where in enumerate(("forward", "backward", "vote", "apply")):
+            run.die(where, role)
+        assert run.wait() == ExitCode.OK
+        assert run.check(STEPS) == quiet.check(STEPS)
+        assert outcomes(run) == {"recovered"}
+
+
+def test_deaths_at_any_moment(tmp_path: Path) -> None:
+    with FsdpRun(tmp_path / "quiet", *FOUR) as quiet:
+        assert quiet.wait() == ExitCode.OK
+    dice = random.Random(4)
+    with FsdpRun(tmp_path / "killed", *SPARE) as run:
+        run.until_committed(5)
+        for _ in range(4):
+            run.until_standby()
+            role = dice.randrange(4)
+            before = run.until_members(4)[role]
+            time.sleep(dice.random() * 0.03)
+            assert run.kill_member(role) == before
+            run.replaced(role, before)
+        assert run.wait() == ExitCode.OK
+        assert run.check(STEPS) == quiet.check(STEPS)
+        assert outcomes(run) == {"recovered"}
+
+
+def test_uneven_micro_batches_weigh_what_they_hold(tmp_path: Path) -> None:
+    """Micro-batches of two and three samples on four members: the losses are those of one process."""
+    args = ("--plain", "--global-batch", "25")
+    with FsdpRun(tmp_path, *FOUR, steps=30, args=args) as run:
+        assert run.wait() == ExitCode.OK
+        story = run.check(30)
+        losses, rates = oracle(30, 25, 30, run.script)
+        assert [step.loss for step in story] == pytest.approx(losses, abs=1e-5)
+        assert [step.lr for step in story] == rates
+
+
+def test_members_without_a_sample_are_refused(tmp_path: Path) -> None:
+    with FsdpRun(tmp_path, *FOUR, steps=5, args=("--global-batch", "3", "--micro-batch", "1")) as run:
+        assert run.wait() != ExitCode.OK
+        assert "all members need as many micro-batches" in run.text()
+
+
+def test_both_holders_of_a_shard_are_killed(tmp_path: Path) -> None:
+    """Their shard is gone: the job says so, and starts again."""
+    with FsdpRun(tmp_path, *SPARE, steps=40) as run:
+        run.until_committed(10)
+        run.until_standby()
+        for role in (1, 3):
+            run.kill_member(role)
+        assert run.wait() == ExitCode.OK
+        assert "all members that held shard 1 of the state are gone" in run.text()
+        run.check(40, restarts=1)
