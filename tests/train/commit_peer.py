@@ -102,7 +102,8 @@ def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends:
             claim(_shard(member) == source % member.shards, "the state of another shard is copied", member, source)
             return peer._replace(history=None, grads=None)
         case p.Serve(epoch=epoch, roles=roles):
-            claim({role % member.shards for role in roles} == {_shard(member)}, "another shard is served", member, roles)
+            theirs = {role % member.shards for role in roles}
+            claim(theirs == {_shard(member)}, "another shard is served", member, roles)
             sends.append(Message("state", epoch, -1, member.worker, (roles, peer.history)))
         case p.Ready(step=step):
             claim(peer.history is not None, "ready with a torn state", old)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 import everstep
 from everstep.core.formation import Formation
+from everstep.data.sampler import Sampler
 from everstep.state import flatten
 from everstep.state.local import local
 from everstep.train import sharded
@@ -225,3 +226,10 @@ def test_one_mesh_before_the_first_step(run: Session) -> None:
     assert run._mesh is None
     with pytest.raises(ValueError, match="before the first step"):
         run.mesh(shards=1)
+
+
+def test_members_with_fewer_micro_batches_are_refused(run: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shard(net(), run)
+    monkeypatch.setattr(Sampler, "even", lambda self, num_members: False)
+    with pytest.raises(ValueError, match="all members need as many micro-batches"):
+        train(run, model)

@@ -20,7 +20,10 @@ def is_sharded(value: object) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Shares the memory of the tensor. Asks no other member."""
-    return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    if not is_sharded(tensor):
+        return tensor
+    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return part
 
 
 def like(model: Tensor, part: Tensor) -> Tensor:
