@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from session_harness import SessionRun, oracle
+from session_harness import Committed, SessionRun, oracle
 
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
@@ -43,29 +43,47 @@ class FsdpRun(SessionRun):
         self.until(lambda: self.members().get(role, before) != before)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Committed]:
+    return story_of(tmp_path_factory.mktemp("quiet"))
+
+
+def story_of(directory: Path, *args: str) -> list[Committed]:
+    """Of a run in which nobody dies."""
+    with FsdpRun(directory, *FOUR, args=args) as run:
+        assert run.wait() == ExitCode.OK
+        return run.check(STEPS)
+
+
 def outcomes(run: SessionRun) -> set[str]:
     return {closed.outcome for closed in run.events(e.IncidentClosed)}
 
 
-@pytest.mark.parametrize("more", [(), ("--keep", "--no-sync")], ids=["reshard", "keep whole parameters, sum once"])
-def test_a_standby_makes_the_same_bits(tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_a_standby_makes_the_same_bits(tmp_path: Path, undisturbed: list[Committed]) -> None:
     """Loss and state of each step are those of a run in which nobody died."""
-    with FsdpRun(tmp_path / "quiet", *FOUR, args=more) as quiet:
-        assert quiet.wait() == ExitCode.OK
-    with FsdpRun(tmp_path / "killed", *SPARE, args=more) as run:
+    with FsdpRun(tmp_path, *SPARE) as run:
         run.until_committed(5)
         for role, where in enumerate(("forward", "backward", "vote", "apply")):
             run.die(where, role)
         assert run.wait() == ExitCode.OK
-        assert run.check(STEPS) == quiet.check(STEPS)
+        assert run.check(STEPS) == undisturbed
         assert outcomes(run) == {"recovered"}
 
 
-def test_deaths_at_any_moment(tmp_path: Path) -> None:
-    with FsdpRun(tmp_path / "quiet", *FOUR) as quiet:
-        assert quiet.wait() == ExitCode.OK
+def test_with_whole_parameters_kept_and_sums_put_off(tmp_path: Path) -> None:
+    """Whatever FSDP has in hand when a step breaks is dropped: whole parameters, gradients of earlier micro-batches."""
+    more = ("--keep", "--no-sync")
+    with FsdpRun(tmp_path, *SPARE, args=more) as run:
+        run.until_committed(5)
+        for role, where in ((3, "forward"), (0, "backward")):
+            run.die(where, role)
+        assert run.wait() == ExitCode.OK
+        assert run.check(STEPS) == story_of(tmp_path / "quiet", *more)
+
+
+def test_deaths_at_any_moment(tmp_path: Path, undisturbed: list[Committed]) -> None:
     dice = random.Random(4)
-    with FsdpRun(tmp_path / "killed", *SPARE) as run:
+    with FsdpRun(tmp_path, *SPARE) as run:
         run.until_committed(5)
         for _ in range(4):
             run.until_standby()
@@ -75,8 +93,20 @@ def test_deaths_at_any_moment(tmp_path: Path) -> None:
             assert run.kill_member(role) == before
             run.replaced(role, before)
         assert run.wait() == ExitCode.OK
-        assert run.check(STEPS) == quiet.check(STEPS)
+        assert run.check(STEPS) == undisturbed
         assert outcomes(run) == {"recovered"}
+
+
+def test_without_a_standby_a_new_process_takes_the_role(tmp_path: Path, undisturbed: list[Committed]) -> None:
+    """The others wait for it: their number is fixed."""
+    with FsdpRun(tmp_path, *FOUR) as run:
+        for role in (2, 1):
+            run.until_committed(run.committed() + 5)
+            run.replaced(role, run.kill_member(role))
+        assert run.wait() == ExitCode.OK
+        assert run.check(STEPS) == undisturbed
+        assert outcomes(run) == {"recovered"}
+        assert len(run.events(e.EpochFormed)) == 1  # no other process was touched
 
 
 def test_uneven_micro_batches_weigh_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,12 +87,12 @@ def test_it_learns_what_a_plain_module_does(run: Session, reshard: bool) -> None
 class World:
     """Breaks the epoch, once, in the second micro-batch of a step."""
 
-    def __init__(self, run: Session) -> None:
-        self.run = run
+    def __init__(self, run: Session, step: int = 2) -> None:
+        self.run, self.step = run, step
         self.broken = 0
 
     def __call__(self, step: int, micro: int) -> None:
-        if step == 2 and micro == 1 and not self.broken:
+        if step == self.step and micro == 1 and not self.broken:
             self.broken += 1
             run = self.run
             run._formation(Formation(run._engine.epoch + 1, run._alone.seats, abort=True, floor=0))
@@ -233,3 +233,12 @@ def test_members_with_fewer_micro_batches_are_refused(run: Session, monkeypatch:
     monkeypatch.setattr(Sampler, "even", lambda self, num_members: False)
     with pytest.raises(ValueError, match="all members need as many micro-batches"):
         train(run, model)
+
+
+def test_another_role_would_need_another_shard(run: Session) -> None:
+    model = shard(net(), run)
+    run._engine._place = (1, 4)
+    with pytest.raises(
+        RuntimeError, match="epoch 2 needs role 0 of 1 here, and the sharded state is that of role 1 of 4"
+    ):
+        train(run, model, World(run, step=0))

@@ -9,8 +9,8 @@ others copy. Why nothing committed is lost: who commits has seen everybody's vot
 has the gradients, and drops them only if one does not have them. Who was not in that epoch (a leaver that an abort
 seated again) has no say in this.
 
-With `shards`, the state is split: role r holds shard r % shards, and only members of one shard hold the same. All are at
-one commit all the same, for a complete reduction is complete in every shard.
+With `shards`, the state is split: role r holds shard r % shards, and only members of one shard hold the same. All are
+at one commit nevertheless, for a complete reduction is complete in every shard.
 """
 
 from __future__ import annotations

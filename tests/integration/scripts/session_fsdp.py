@@ -1,4 +1,4 @@
-"""A model sharded by FSDP2 on a session, as replicas of shards, for tests of recovery. It writes what session_train does.
+"""A model sharded by FSDP2 on a session, in replicas of shards, for tests of recovery. Writes what session_train does.
 
 The second weight has 65 rows for two shards, the last one row: neither divides evenly.
 
