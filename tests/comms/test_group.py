@@ -155,10 +155,10 @@ def test_the_same_group_has_another_size_later(crew: Crew) -> None:
 def test_members_agree_on_an_index_that_none_of_them_uses(crew: Crew) -> None:
     fabrics = [crew.make(name) for name in "abcd"]
     crew.enter(1, fabrics)
-    worlds = [World(fabric) for fabric in fabrics]
+    worlds = [World(fabric, [None] * len(fabrics)) for fabric in fabrics]
 
     def made(roles: tuple[int, ...]) -> int:
-        found = crew.pool.map(lambda role: worlds[role].communicator(roles).index, roles)
+        found = crew.pool.map(lambda role: worlds[role].communicator(roles, "").index, roles)
         (index,) = set(found)
         return index
 
@@ -171,12 +171,25 @@ def test_members_agree_on_an_index_that_none_of_them_uses(crew: Crew) -> None:
     assert made((0,)) < 10  # disjoint groups share
 
 
+def test_a_newcomer_numbers_its_groups_without_asking(crew: Crew) -> None:
+    """A session's: torch names them by how many there were, and rows that share no member share a number."""
+    a, b = crew.make("a"), crew.make("b")
+    crew.enter(1, [a, b])
+    first, second = World(a), World(b)
+    assert first.communicator((0,), "1").index == second.communicator((1,), "1").index == DEFAULT_INDEX + 1
+    assert first.communicator((0, 1), "2").index == DEFAULT_INDEX + 2
+    with pytest.raises(ValueError, match="use_local_synchronization=False"):
+        first.communicator((0, 1), "3c4f")
+    with pytest.raises(ValueError, match="253 others"):
+        first.communicator((0, 1), "253")
+
+
 def test_too_many_groups(crew: Crew) -> None:
     a, b = crew.make("a"), crew.make("b")
     crew.enter(1, [a, b])
-    worlds = World(a), World(b)
+    worlds = World(a, [None, None]), World(b, [None, None])
     worlds[1]._used |= set(range(256))
-    futures = [crew.pool.submit(world.communicator, (0, 1)) for world in worlds]
+    futures = [crew.pool.submit(world.communicator, (0, 1), "") for world in worlds]
     for future in futures:
         with pytest.raises(ValueError, match="253 others"):
             future.result(10)

@@ -135,6 +135,7 @@ def test_members_make_as_many_micro_batches(sampler: Sampler, num_members: int) 
     most = math.ceil(math.ceil(sampler.global_batch / num_members) / sampler.micro_batch)
     shares = [len(sampler.share(0, num_members, role)) for role in range(num_members)]
     assert counts == [min(most, share) for share in shares]
+    assert sampler.even(num_members) == (len(set(counts)) == 1)
 
 
 @unhurried

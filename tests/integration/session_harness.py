@@ -91,12 +91,15 @@ def _line(pid: int, fields: dict[str, Any]) -> Line:
 class SessionRun(LocalRun):
     """One run of the script in `directory`. `args`: of the script."""
 
+    script = SCRIPT
+    shards = 1  # role r has the state of shard r % shards
+
     def __init__(self, directory: Path, *options: str, args: tuple[str, ...] = (), **env: str) -> None:
         directory.mkdir(exist_ok=True)
         self.global_batch = int(args[args.index("--global-batch") + 1]) if "--global-batch" in args else 24
         self._begun, self._commits = Lines(directory, "begun"), Lines(directory, "commits")
         env = {"OMP_NUM_THREADS": "1", **env}  # the bits of a sum depend on the number of threads
-        super().__init__(directory, SCRIPT, *OPTIONS, *options, args=("--out", str(directory), *args), **env)
+        super().__init__(directory, self.script, *OPTIONS, *options, args=("--out", str(directory), *args), **env)
 
     # What it tells --------------------------------------------------------------------------------------
 
@@ -190,14 +193,17 @@ class SessionRun(LocalRun):
 
     def _check_step(self, step: int, lines: list[Line], shares: dict[Deal, float], restarts: int) -> Committed:
         """All who committed it did the same, and the members it was dealt to computed each of its samples once."""
-        (same,) = {(line.members, line.digest, line.lr) for line in lines}
-        num_members = same[0]
+        ((num_members, rate),) = {(line.members, line.lr) for line in lines}
+        digests: dict[int, str] = {}
+        for line in lines:
+            assert digests.setdefault(line.role % self.shards, line.digest) == line.digest, lines
         roles = [line.role for line in lines]
         assert all(roles.count(role) <= 1 + restarts for role in range(num_members)), roles
         deals = [(step, num_members, role) for role in range(num_members) if self._dealt(step, num_members, role)]
         missing = [deal for deal in deals if deal not in shares]
         assert not missing, f"step {step}: committed with the shares of {missing}, which nobody computed"
-        return Committed(*same, loss=sum(shares[deal] for deal in deals))
+        whole = " ".join(digests[shard] for shard in range(self.shards))
+        return Committed(num_members, whole, rate, loss=sum(shares[deal] for deal in deals))
 
     def _shares(self, begun: dict[int, list[Line]]) -> dict[Deal, float]:
         """The loss of every share that was computed. Done again with the same members, it came to the same."""
@@ -214,14 +220,14 @@ class SessionRun(LocalRun):
         return sampler.samples(sampler.share(step, members, role))
 
 
-def oracle(num_steps: int, global_batch: int, count: int) -> tuple[list[float], list[float]]:
+def oracle(num_steps: int, global_batch: int, count: int, script: Path = SCRIPT) -> tuple[list[float], list[float]]:
     """Losses and learning rates of the first `count` steps of the script's training, whatever the members: computed in
     one process, on whole batches, without a session."""
-    script = runpy.run_path(str(SCRIPT))
-    model = script["build"](dropout=0.0, norm=False)
+    names = runpy.run_path(str(script))
+    model = names["build"](dropout=0.0, norm=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
-    batches = Batches(script["data"](), global_batch=global_batch, seed=SEED)
+    batches = Batches(names["data"](), global_batch=global_batch, seed=SEED)
     losses, rates = [], []
     for step in range(count):
         ((_, (x, y, _numbers)),) = batches.share(step, 1, 0)

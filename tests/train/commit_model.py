@@ -35,6 +35,7 @@ class Scenario(NamedTuple):
     eager: bool = True  # what a worker does alone, without effect on others until a round completes, happens at once
     started: bool = True
     stray_floor: bool = False  # the controller may know less than what was committed
+    shards: int = 1  # then a dead one's role waits for a spare, and there are no plans
 
 
 class World(NamedTuple):
@@ -72,7 +73,7 @@ class Model:
 
     def initial(self) -> World:
         s = self.scenario
-        peers = tuple(self.peers(Peer(Member(name(i)), (("init", name(i)),))) for i in range(self.size))
+        peers = tuple(self.peers(self._fresh(i)) for i in range(self.size))
         world = World(peers, frozenset(), (), (), deaths=s.deaths, fences=s.fences, blips=s.blips)
         world = self.issue(world, tuple(range(s.members)), abort=False)
         while s.started and any(
@@ -81,6 +82,11 @@ class Model:
         ):
             world = next(w for _, reliable, w in self.actions(world) if reliable)
         return world
+
+    def _fresh(self, index: int) -> Peer:
+        """The parts of a sharded initial state belong together: they follow from the script alone."""
+        shards = self.scenario.shards
+        return Peer(Member(name(index), shards=shards), (("init", name(index) if shards == 1 else "the script"),))
 
     def issue(self, world: World, seats: tuple[int, ...], abort: bool, **changes: Any) -> World:
         floor = 0 if self.scenario.stray_floor else max(len(world.commits) - 1, 0)
@@ -143,8 +149,11 @@ class Model:
     def _check_loss(self, world: World, member: Member) -> None:
         """Rightly called lost: nobody who has a seat holds what is known to be committed, or can get there."""
         floor = member.formation.floor
-        for seat in member.formation.seats:
-            peer = self.peers.items[world.peers[index_of(seat.worker)]]
+        seated = [self.peers.items[world.peers[index_of(seat.worker)]] for seat in member.formation.seats]
+        held = {role % member.shards for role, peer in enumerate(seated) if peer.member.stand.committed >= 0}
+        if len(held) < member.shards and member.shards > 1:
+            return
+        for peer in seated:
             claim(not peer.alive or reach(peer) <= floor or self.scenario.returns, "not lost", peer, member)
 
     def round(self, world: World, kind: str, epoch: int, step: int, formation: Formation) -> list[Message]:
@@ -287,7 +296,10 @@ class Model:
         spares = [i for i in self.able(world) if i not in living]
         if not living and not spares:
             return
-        if any(i not in living for i in seats) or self._leaver_died(world):
+        missing = sum(i not in living for i in seats)
+        if self.scenario.shards > 1 and missing > len(spares):
+            return
+        if missing or self._leaver_died(world):
             yield "reform", True, self._reform(world, seats, living, spares)
         if world.blips:
             yield "blip", False, self._reform(world, seats, living, spares, blips=world.blips - 1)
@@ -355,7 +367,7 @@ class Model:
         if any(peer.member.phase is Phase.LOST for peer in peers if peer.alive) or not self.living(world):
             return True
         if not all(peers[i].alive for i in seats):
-            return False
+            return self.scenario.shards > 1 and not any(label == "reform" for label, *_ in self._controller(world))
         committed = [self._at_end(peers[i].member, formation) for i in self.living(world)]
         return all(committed)
 

@@ -79,6 +79,10 @@ def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | 
     return peer._replace(member=member), sends, committed
 
 
+def _shard(member: Member) -> int:
+    return member.formation.role_of(member.worker) % member.shards
+
+
 def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends: list[Message]) -> Peer:
     match command:
         case p.Prepare(formation=formation):
@@ -94,9 +98,12 @@ def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends:
             claim(peer.grads is not None and peer.grads[0] == step, "apply without gradients of the step", old)
         case p.DropGradients():
             return peer._replace(grads=None)
-        case p.Fetch():
+        case p.Fetch(source=source):
+            claim(_shard(member) == source % member.shards, "the state of another shard is copied", member, source)
             return peer._replace(history=None, grads=None)
         case p.Serve(epoch=epoch, roles=roles):
+            theirs = {role % member.shards for role in roles}
+            claim(theirs == {_shard(member)}, "another shard is served", member, roles)
             sends.append(Message("state", epoch, -1, member.worker, (roles, peer.history)))
         case p.Ready(step=step):
             claim(peer.history is not None, "ready with a torn state", old)

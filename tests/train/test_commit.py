@@ -38,6 +38,8 @@ WORLDS = {
     "each member's gradients finite or not": Scenario(2, 1, steps=2, deaths=2, nonfinite="mixed"),
     "the same, three members": Scenario(3, steps=1, deaths=2, nonfinite="mixed"),
     "controller behind": Scenario(2, 1, steps=2, deaths=2, stray_floor=True),
+    "two shards, one of them twice": Scenario(3, 1, steps=2, deaths=1, shards=2),
+    "the same, two deaths, from the start": Scenario(3, 1, steps=1, deaths=2, shards=2, started=False),
 }
 
 
@@ -53,6 +55,8 @@ LARGE = {
     "4 members": Scenario(4, 8, steps=8, deaths=6, plans=("join", "leave", "swap")),
     "6 members, all alone steps": Scenario(6, 5, steps=6, deaths=5, fences=2, plans=("swap",) * 3, eager=False),
     "8 members": Scenario(8, 8, steps=6, deaths=8, fences=2, blips=2, plans=("swap", "join", "leave") * 2),
+    "2 replicas of 2 shards": Scenario(4, 12, steps=8, deaths=10, blips=2, shards=2),
+    "3 replicas of 2 shards, from the start": Scenario(6, 9, steps=4, deaths=9, shards=2, eager=False, started=False),
     "8 members, from the start": Scenario(8, 8, steps=3, deaths=12, nonfinite="mixed", eager=False, started=False),
 }
 
@@ -71,11 +75,11 @@ def test_random_walks(world: str) -> None:
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_resolve, real_move, real_enter, real_reached = resolve.resolve, resolve._move, commit._enter, commit._reached
-real_decide_resolve, real_receive = commit._resolve, commit._receive
+real_decide_resolve, real_receive, real_source = commit._resolve, commit._receive, resolve._source
 
 
 def some_voted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def each_for_itself(stands: Sequence[Stand], floor: int) -> tuple[Resolved, ...]:
+    def each_for_itself(stands: Sequence[Stand], floor: int, _shards: int) -> tuple[Resolved, ...]:
         return tuple(
             replace(agreed, move=Move.APPLY, goal=resolve.after(stand, skipped=False)) if stand.voted_in else agreed
             for stand, agreed in zip(stands, real_resolve(stands, floor), strict=True)
@@ -104,14 +108,14 @@ def voted_in_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newcomer_counts_as_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def holding(stands: Sequence[Stand], floor: int) -> tuple[Resolved, ...]:
+    def holding(stands: Sequence[Stand], floor: int, _shards: int) -> tuple[Resolved, ...]:
         return real_resolve([replace(s, committed=0) if s.fresh else s for s in stands], floor)
 
     monkeypatch.setattr(resolve, "resolve", holding)
 
 
 def floor_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "resolve", lambda stands, floor: real_resolve(stands, 0))
+    monkeypatch.setattr(resolve, "resolve", lambda stands, floor, shards: real_resolve(stands, 0))
 
 
 def skip_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +168,10 @@ def older_formation_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "_receive", receive)
 
 
+def any_shard_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "_source", lambda moves, shard, shards: real_source(moves, 0, 1))
+
+
 BROKEN: list[tuple[Patch, Scenario]] = [
     (some_voted, Scenario(2, blips=1)),
     (leaver_has_a_say, Scenario(2, 1, steps=2, deaths=1, plans=("swap",))),
@@ -178,6 +186,7 @@ BROKEN: list[tuple[Patch, Scenario]] = [
     (applied_does_not_count_after_abort, Scenario(2, 1, deaths=1)),
     (torn_state_counts, Scenario(2, 1, deaths=2)),
     (older_formation_entered, Scenario(2, 1, deaths=2)),
+    (any_shard_will_do, Scenario(3, 1, deaths=1, shards=2)),
 ]
 
 

@@ -57,6 +57,24 @@ def test_state_comes_from_who_has_it_first() -> None:
     assert [r.serves for r in resolved] == [(), (), (1, 3), (), ()]
 
 
+def test_a_shard_comes_from_who_holds_it() -> None:
+    resolved = resolve((at(6, by=2), FRESH, FRESH, at(5, voted_in=2), at(5, voted_in=2), FRESH), floor=0, shards=2)
+    assert [r.move for r in resolved] == [KEEP, FETCH, FETCH, APPLY, APPLY, FETCH]
+    assert [r.source for r in resolved] == [-1, 3, 0, -1, -1, 3]
+    assert [r.serves for r in resolved] == [(2,), (), (), (1, 5), (), ()]
+
+
+def test_each_shard_has_a_founder() -> None:
+    resolved = resolve((FRESH, Stand(), FRESH, FRESH), floor=0, shards=2)
+    assert [r.move for r in resolved] == [KEEP, FETCH, FETCH, KEEP]
+    assert {r.move for r in resolve((FRESH, Stand(), FRESH, Stand()), floor=0, shards=2)} == {LOST}
+
+
+def test_a_shard_that_nobody_holds_is_lost() -> None:
+    resolved = resolve((at(5), FRESH, at(5), FRESH), floor=0, shards=2)
+    assert {(r.move, r.shard) for r in resolved} == {(LOST, 1)}
+
+
 @st.composite
 def possible_stands(draw: st.DrawFn) -> Stand:
     """What a member can hold; each is drawn without regard to the others'."""

@@ -52,7 +52,7 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc] # overloads wh
         self._store = request.store
         self._world, self._owner = world, owner
         self._rank, self._size = rank, size
-        self.communicator = world.communicator(roles)
+        self.communicator = world.communicator(roles, request.group_id)
         self._timeout_s = request.timeout.total_seconds()
         self._main = Lane(f"everstep-group-{request.group_id}")
         self._messages: dict[tuple[str, int, int], Lane] = {}  # way, peer, tag

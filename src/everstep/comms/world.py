@@ -59,12 +59,12 @@ class World:
             mine = weakref.ref(self)
             atexit.register(lambda: _leave_at_exit(mine()))
 
-    def communicator(self, roles: tuple[int, ...] | None) -> Communicator:
-        """For a new group; all its members ask at the same time. None: the group of all."""
+    def communicator(self, roles: tuple[int, ...] | None, name: str) -> Communicator:
+        """For a new group; all its members ask at the same time, but for a session's. None: the group of all."""
         if roles is None:
             return self._all
-        index = self._deal(roles)
-        if index == MAX_COMMUNICATORS:
+        index = self._deal(roles) if self.fixed else _count(name)
+        if index >= MAX_COMMUNICATORS:
             raise ValueError(f"a member of the group with ranks {roles} is in {MAX_COMMUNICATORS - 3} others already")
         self._used.add(index)
         return Communicator(self.pinned, index, roles)
@@ -121,6 +121,16 @@ class World:
             for lane, roles in group.lanes():
                 if (work := lane.current) is not None:
                     yield work, roles
+
+
+def _count(name: str) -> int:
+    """The index of a session's group: a newcomer makes its groups while the others train, so nobody can be asked.
+
+    torch names a group by how many were made before, and all members make all groups in one order.
+    """
+    if not name.isdecimal():
+        raise ValueError("a group in a session is made by all members in one order: use_local_synchronization=False")
+    return DEFAULT_INDEX + int(name)
 
 
 def _leave_at_exit(world: World | None) -> None:

@@ -134,6 +134,11 @@ class Sampler:
         parts = (_part(share, count, number) for number in range(count))
         return tuple(MicroBatch(part, self.samples(part), len(part) / self.global_batch) for part in parts)
 
+    def even(self, num_members: int) -> bool:
+        """Whether all members get as many micro-batches in every step."""
+        largest_share = -(-self.global_batch // num_members)
+        return self.global_batch // num_members >= -(-largest_share // self.micro_batch)
+
     def samples(self, positions: range) -> tuple[int, ...]:
         """The sample at each of these positions of the stream (a range of step 1)."""
         return tuple(self._walk(positions.start, positions.stop))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from everstep.state.local import like, local
 from everstep.state.tree import MAPPINGS, TensorSpec, describe, dtype_name
 
 HOOKS = (
@@ -28,13 +29,13 @@ def prepare(
     name: str, target: Any, tree: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]
 ) -> Callable[[], object]:
     """Check that the tree fits the target; what is returned puts it in. Raises ValueError; touches nothing."""
-    devices = {id(tensor): spec.device for tensor, spec in zip(tensors, specs, strict=True)}
+    kinds = {id(tensor): spec for tensor, spec in zip(tensors, specs, strict=True)}
     if isinstance(target, nn.Module) and isinstance(tree, dict):
         check_module(name, target, tree)
         return lambda: load_module(target, tree)
     if isinstance(target, Optimizer) and plain(target):
         check_optimizer(name, target, tree)
-        return lambda: load_optimizer(target, tree, devices)
+        return lambda: load_optimizer(target, tree, kinds)
     return lambda: target.load_state_dict(own(tree))
 
 
@@ -63,6 +64,7 @@ def check_names(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) ->
 def check_tensor(path: str, here: Tensor, there: Any) -> None:
     if not isinstance(there, Tensor):
         raise ValueError(f"{path} is a tensor here, and a {type(there).__name__} in the state")
+    here = local(here)
     if here.shape != there.shape or here.dtype is not there.dtype:
         mine, other = describe(here.shape, dtype_name(here.dtype)), describe(there.shape, dtype_name(there.dtype))
         raise ValueError(f"{path} is {mine} here, and {other} in the state")
@@ -73,9 +75,10 @@ def check_module(name: str, module: nn.Module, tree: dict[str, Any]) -> None:
     check_names(name, here, tree)
     mine: dict[Any, str] = {}
     theirs: dict[int, str] = {}
-    for key, value in here.items():
-        if not isinstance(value, Tensor):
+    for key, whole in here.items():
+        if not isinstance(whole, Tensor):
             continue
+        value = local(whole)
         check_tensor(f"{name}.{key}", value, tree[key])
         if value.numel():  # the first name under which each of the two sides knows this memory
             first = mine.setdefault((value.data_ptr(), value.shape, value.stride()), key)
@@ -88,7 +91,8 @@ def check_module(name: str, module: nn.Module, tree: dict[str, Any]) -> None:
 def load_module(module: nn.Module, tree: dict[str, Any]) -> None:
     """By the module's own method, which copies into its tensors and calls its hooks."""
     here = module.state_dict()
-    state = OrderedDict((key, value if isinstance(here[key], Tensor) else own(value)) for key, value in tree.items())
+    tensors = {key: whole for key, whole in here.items() if isinstance(whole, Tensor)}
+    state = OrderedDict((key, like(tensors[key], v) if key in tensors else own(v)) for key, v in tree.items())
     if hasattr(here, "_metadata"):  # versions of the modules; without them old formats would be guessed
         state._metadata = here._metadata  # type: ignore[attr-defined]
     module.load_state_dict(state)
@@ -130,30 +134,31 @@ def by_number(optimizer: Optimizer, tree: dict[str, Any]) -> dict[Any, Tensor]:
     return dict(zip(numbers, parameters, strict=True))
 
 
-def load_optimizer(optimizer: Optimizer, tree: dict[str, Any], devices: dict[int, str]) -> None:
+def load_optimizer(optimizer: Optimizer, tree: dict[str, Any], kinds: dict[int, TensorSpec]) -> None:
     """Entries come in the order of the state, so that two optimizers with equal state give equal state dicts."""
     parameters = by_number(optimizer, tree)
     old = dict(optimizer.state)
     optimizer.state.clear()
     for number, values in tree["state"].items():
         key = parameters.get(number, number)
-        optimizer.state[key] = merge(old.get(key), values, parameters.get(number), devices)
+        optimizer.state[key] = merge(old.get(key), values, parameters.get(number), kinds)
     for group, saved in zip(optimizer.param_groups, tree["param_groups"], strict=True):
         kept = {field: group[field] for field in ("params", "param_names") if field in group}
-        options = {field: merge(group.get(field), value, None, devices) for field, value in saved.items()}
+        options = {field: merge(group.get(field), value, None, kinds) for field, value in saved.items()}
         group.clear()
         group.update(options | kept)
 
 
-def merge(old: Any, value: Any, parameter: Tensor | None, devices: dict[int, str]) -> Any:
+def merge(old: Any, value: Any, parameter: Tensor | None, kinds: dict[int, TensorSpec]) -> Any:
     """The value, in the tensors and dicts of `old` where they fit."""
     if isinstance(value, Tensor):
-        if isinstance(old, Tensor) and old.shape == value.shape and old.dtype is value.dtype:
-            return old.copy_(value)
-        return new_tensor(value, parameter, devices[id(value)])
+        if isinstance(old, Tensor) and local(old).shape == value.shape and old.dtype is value.dtype:
+            local(old).copy_(value)
+            return old
+        return new_tensor(value, parameter, kinds[id(value)])
     if isinstance(value, dict) and type(value) in MAPPINGS:
         known = old if isinstance(old, dict) else {}
-        merged = {key: merge(known.get(key), item, parameter, devices) for key, item in value.items()}
+        merged = {key: merge(known.get(key), item, parameter, kinds) for key, item in value.items()}
         if type(old) is not type(value):
             return type(value)(merged)
         old.clear()
@@ -161,13 +166,15 @@ def merge(old: Any, value: Any, parameter: Tensor | None, devices: dict[int, str
         return old
     if type(value) in (list, tuple):
         items = old if type(old) is type(value) and len(old) == len(value) else [None] * len(value)
-        return type(value)(merge(o, v, parameter, devices) for o, v in zip(items, value, strict=True))
+        return type(value)(merge(o, v, parameter, kinds) for o, v in zip(items, value, strict=True))
     return value
 
 
-def new_tensor(value: Tensor, parameter: Tensor | None, device: str) -> Tensor:
+def new_tensor(value: Tensor, parameter: Tensor | None, kind: TensorSpec) -> Tensor:
     """State which the optimizer does not have yet: beside its parameter, in that one's memory format."""
-    target = torch.device("cpu") if parameter is None or device == "cpu" else parameter.device
+    target = torch.device("cpu") if parameter is None or kind.device == "cpu" else parameter.device
+    if kind.sharded and parameter is not None:
+        return like(parameter, value.to(target, copy=True))
     if parameter is not None and parameter.shape == value.shape:
         return torch.empty_like(parameter, dtype=value.dtype, device=target, requires_grad=False).copy_(value)
     return torch.empty(value.shape, dtype=value.dtype, device=target).copy_(value)

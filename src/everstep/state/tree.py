@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everstep.state.local import is_sharded, local
+
 MAX_DEPTH = 64  # an object that contains itself would be walked for ever
 MAPPINGS: dict[type, str] = {dict: "d", OrderedDict: "o", Counter: "n"}
 SEQUENCES: dict[type, str] = {list: "l", tuple: "t"}
@@ -26,12 +28,16 @@ ALLOWED = "a tensor, number, string, bytes, list, tuple, dict or numpy array"
 
 
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
-    """One tensor of the list: `storage` is equal for tensors that share memory. `device` is a type, as "cpu"."""
+    """One tensor of the list: `storage` is equal for tensors that share memory. `device` is a type, as "cpu".
+
+    `sharded`: this member's part of a DTensor; shape and memory are those of the part.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     device: str
     storage: int
+    sharded: bool = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -89,6 +95,7 @@ class Packer:
         return [self.pack(key, path, depth + 1), self.pack(value, path, depth + 1)]
 
     def _tensor(self, tensor: Tensor, path: str) -> int:
+        sharded, tensor = is_sharded(tensor), local(tensor)
         check_tensor(tensor, path)
         tensor = tensor.detach()
         address = tensor.untyped_storage().data_ptr()
@@ -98,7 +105,8 @@ class Packer:
             index = self._known.setdefault(key, index)
         if index == len(self.tensors):
             storage = self._storages.setdefault(address, len(self._storages)) if tensor.numel() else -1
-            self.specs.append(TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.device.type, storage))
+            dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+            self.specs.append(TensorSpec(dtype, shape, tensor.device.type, storage, sharded))
             self.tensors.append(tensor)
         return index
 

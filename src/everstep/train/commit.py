@@ -83,6 +83,7 @@ class Member(msgspec.Struct, frozen=True):
     goal: Stand | None = None  # `stand` once the apply or the fetch under way is through
     switching: bool = False  # the vote decided to change to `planned` after this step
     serves: tuple[int, ...] = ()  # roles waiting for this worker's state
+    shards: int = 1  # the state is split into so many: role r holds shard r % shards
 
 
 Outcome = tuple[Member, tuple[Command, ...]]
@@ -203,9 +204,10 @@ def _resolve(member: Member, stands: tuple[Stand, ...]) -> Outcome:
     assert member.formation is not None
     role = member.formation.role_of(member.worker)
     assert role is not None
-    mine = resolve.resolve(stands, member.formation.floor)[role]
+    mine = resolve.resolve(stands, member.formation.floor, member.shards)[role]
     if mine.move is Move.LOST:
-        return replace(member, phase=Phase.LOST), (StateLost(mine.goal.committed, member.formation.floor),)
+        lost = StateLost(mine.goal.committed, member.formation.floor, mine.shard)
+        return replace(member, phase=Phase.LOST), (lost,)
     member = replace(member, goal=mine.goal, serves=mine.serves)
     match mine.move:
         case Move.APPLY:

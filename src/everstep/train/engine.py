@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from everstep.comms.collectives import Communicator
 from everstep.comms.fabric import Fabric, Superseded
@@ -69,6 +70,7 @@ class Engine:
         self._epoch = 0
         self._entered = 0  # the epoch whose links the main thread uses; the machine may be ahead of it
         self._fetched = False
+        self._place: tuple[int, int] | None = None  # role and number of members, of a state that depends on them
 
     # What the session sees ------------------------------------------------------------------------------
 
@@ -94,10 +96,25 @@ class Engine:
         self._stage = stage
         self._tell()
 
+    def seat(self, owner: Worker) -> None:
+        """Wait for a role before there is state, which will depend on it: from here on the role must stay the same.
+
+        The others wait for the state in the first round of the epoch.
+        """
+        self._owner, self._place = owner, (-1, -1)
+        self.say(Stage.READY)
+        self._carry_out(self._until(protocol.Switch))
+
+    def split(self, shards: int) -> None:
+        """The state is in so many shards: role r holds shard r % shards. Before the first step."""
+        with self._news:
+            self._member = replace(self._member, shards=shards)
+
     def open(self, owner: Worker) -> None:
         """The state is complete and can be seated: from here on formations have an effect."""
         self._owner = owner
-        self.say(Stage.READY)
+        if self._place is None:
+            self.say(Stage.READY)
 
     def ready(self) -> int:
         """Wait until a step may begin; its number. Changes of epoch that are due happen in here."""
@@ -236,6 +253,7 @@ class Engine:
                     self.fabric.switch(formation)
                     self._entered = formation.epoch
                     self._tell()
+                    self._check_place(formation)
                 case protocol.PublishStand(epoch, stand):
                     self._feed(protocol.Stood(epoch, self._gather(stand, Stand)))
                 case protocol.CastVote(epoch, vote):
@@ -254,12 +272,25 @@ class Engine:
                     raise SystemExit(0)
                 case protocol.Fenced(epoch):
                     raise SystemExit(f"everstep: the others went on without this worker in epoch {epoch}: it stops")
-                case protocol.StateLost(committed, floor):
+                case protocol.StateLost(committed, floor, shard):
+                    if shard >= 0:
+                        raise StateLost(f"all members that held shard {shard} of the state are gone")
                     raise StateLost(f"{floor} steps were committed, and nobody here holds more than {committed}")
                 case _:
                     raise AssertionError(command)
         except EpochBroken:
             return  # a formation that ends the epoch came, or will come: the machine says what is next
+
+    def _check_place(self, formation: Formation) -> None:
+        """Shapes and groups were made for one role of so many. RuntimeError when this worker got another one."""
+        if self._place is None:
+            return
+        place = self.role, self.num_members
+        if self._place[0] < 0:
+            self._place = place
+        if self._place != place:
+            mine, now = ("role {} of {}".format(*each) for each in (self._place, place))
+            raise RuntimeError(f"epoch {formation.epoch} needs {now} here, and the sharded state is that of {mine}")
 
     def _gather(self, mine: T, kind: type[T]) -> tuple[T, ...]:
         said = self.communicator.all_gather_bytes(msgspec.msgpack.encode(mine))
@@ -309,5 +340,6 @@ class Engine:
                 host=self._host,
                 resumed=self._resumed_in == self._entered > 0,
                 gap_s=self._gap_s,
+                fixed=self._place is not None,
             )
         )

@@ -139,10 +139,14 @@ class Fenced(msgspec.Struct, frozen=True):
 
 
 class StateLost(msgspec.Struct, frozen=True):
-    """No member can get to the `floor` steps known to be committed; the best has `committed` (-1: no state)."""
+    """No member can get to the `floor` steps known to be committed; the best has `committed` (-1: no state).
+
+    Or all who held this shard of the state are gone.
+    """
 
     committed: int
     floor: int
+    shard: int = -1
 
 
 Command = (

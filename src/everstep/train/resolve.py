@@ -8,6 +8,9 @@ every sample of the step. Who is one step behind the goal and has the gradients 
 others copy. Why nothing committed is lost: who commits has seen everybody's vote, so every other member of that epoch
 has the gradients, and drops them only if one does not have them. Who was not in that epoch (a leaver that an abort
 seated again) has no say in this.
+
+With `shards`, the state is split: role r holds shard r % shards, and only members of one shard hold the same. All are
+at one commit nevertheless, for a complete reduction is complete in every shard.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class Move(enum.Enum):
     APPLY = "apply"  # roll forward
     SKIP = "skip"  # roll forward a commit that left the parameters as they were
     FETCH = "fetch"  # copy the state of `source`
-    LOST = "lost"  # nobody can get to what is known to be committed
+    LOST = "lost"  # nobody can get to what is known to be committed, or a shard of it is gone
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -52,35 +55,44 @@ class Resolved(msgspec.Struct, frozen=True):
     goal: Stand
     source: int = -1  # role to fetch from
     serves: tuple[int, ...] = ()  # roles that fetch from this one
+    shard: int = -1  # that nobody holds, if that is why it is lost
 
 
-def resolve(stands: Sequence[Stand], floor: int) -> tuple[Resolved, ...]:
+def resolve(stands: Sequence[Stand], floor: int, shards: int = 1) -> tuple[Resolved, ...]:
     """The move of each role. `floor`: steps known to be committed."""
-    goal, moves = _moves(stands)
+    goal, moves = _moves(stands, shards)
     if goal.committed < floor or goal.committed < 0:
         return tuple(Resolved(Move.LOST, goal) for _ in stands)
-    # Who is there already has the state sooner than who must still apply.
-    source = moves.index(Move.KEEP) if Move.KEEP in moves else next(r for r, m in enumerate(moves) if m != Move.FETCH)
-    copies = tuple(role for role, move in enumerate(moves) if move is Move.FETCH)
-    return tuple(
-        Resolved(
-            move,
-            goal,
-            source=source if move is Move.FETCH else -1,
-            serves=copies if role == source else (),
-        )
-        for role, move in enumerate(moves)
-    )
+    sources = [_source(moves, shard, shards) for shard in range(shards)]
+    if None in sources:
+        return tuple(Resolved(Move.LOST, goal, shard=sources.index(None)) for _ in stands)
+    return tuple(_resolved(role, moves, goal, sources[role % shards], shards) for role in range(len(stands)))
 
 
-def _moves(stands: Sequence[Stand]) -> tuple[Stand, list[Move]]:
+def _source(moves: Sequence[Move], shard: int, shards: int) -> int | None:
+    """Who gives this shard away. Who is there already has the state sooner than who must still apply."""
+    holders = [role for role in range(shard, len(moves), shards) if moves[role] is not Move.FETCH]
+    return next((role for role in holders if moves[role] is Move.KEEP), holders[0] if holders else None)
+
+
+def _resolved(role: int, moves: Sequence[Move], goal: Stand, source: int | None, shards: int) -> Resolved:
+    assert source is not None
+    if moves[role] is Move.FETCH:
+        return Resolved(Move.FETCH, goal, source=source)
+    alike = range(role % shards, len(moves), shards)
+    copies = tuple(other for other in alike if moves[other] is Move.FETCH)
+    return Resolved(moves[role], goal, serves=copies if role == source else ())
+
+
+def _moves(stands: Sequence[Stand], shards: int) -> tuple[Stand, list[Move]]:
     holders = [stand for stand in stands if stand.committed >= 0]
     if holders:
         goal = next_commit(holders) or _clean(max(holders, key=lambda stand: stand.commit))
         return goal, [_move(stand, goal) for stand in stands]
-    founder = next((role for role, stand in enumerate(stands) if stand.fresh), None)
-    goal = Stand() if founder is None else Stand(committed=0)
-    return goal, [Move.KEEP if role == founder else Move.FETCH for role in range(len(stands))]
+    alike = [range(shard, len(stands), shards) for shard in range(shards)]
+    founders = [next((role for role in roles if stands[role].fresh), None) for roles in alike]
+    goal = Stand() if None in founders else Stand(committed=0)
+    return goal, [Move.KEEP if role in founders else Move.FETCH for role in range(len(stands))]
 
 
 def next_commit(holders: Sequence[Stand]) -> Stand | None:

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -39,12 +39,19 @@ from everstep.core.formation import Formation, Seat, Stage
 from everstep.data.batches import Batches
 from everstep.probe import boot
 from everstep.state.flatten import Flat, Stateful
+from everstep.state.local import is_sharded
 from everstep.train import transfer
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
 from everstep.train.randomness import reseed
 from everstep.train.reducer import Reducer
 from everstep.train.undo import Undo
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from everstep.train.sharded import Sharded
 
 ALONE = "alone/0#0"
 
@@ -66,6 +73,8 @@ class Session:
         self._objects: dict[str, Stateful] = {}
         self._current: Step | None = None
         self._opened = False
+        self._group: ProcessGroup | None = None
+        self._mesh: DeviceMesh | None = None
         self._hooks: list[RemovableHandle] = []
         mine = identity.mine()
         self._channel = Channel(mine.channel, self._formation) if mine is not None else None
@@ -94,6 +103,8 @@ class Session:
             handle.remove()
         if self._hooks:
             self._reducer.close()
+        if self._group is not None and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
         self._engine.close()
         if self._channel is not None:
             self._channel.close()
@@ -127,6 +138,36 @@ class Session:
             yield step
             if not step.entered:
                 raise ValueError("the loop over run.steps(...) needs `with step:` around the work of a step")
+
+    @property
+    def group(self) -> ProcessGroup:
+        """torch's default group, of all members; it stays when one is replaced. Waits until this worker has a role.
+
+        From then on the number of members is fixed: a dead one's role waits for who takes it over. Use it inside
+        `with step`, where a fault undoes what it left half done.
+        """
+        if self._group is None:
+            self._group = self._make_group()
+        return self._group
+
+    def mesh(self, *, shards: int, replicas: int | None = None) -> DeviceMesh:
+        """All members as a mesh for `fully_shard(module, mesh=...)`: axes "replicate" and "shard", on the CPU.
+
+        Build the model after it: it waits until this worker has a role, which decides on the shard. A member that dies
+        is replaced from another one with the same shard, so with one replica only its death loses the state.
+        Raises ValueError when the job has not replicas x shards members.
+        """
+        from everstep.comms.mesh import make_mesh  # torch.distributed: only for who needs it
+
+        if self._mesh is not None:
+            raise ValueError("a session has one mesh")
+        num_members = self.group.size()
+        replicas = num_members // max(shards, 1) if replicas is None else replicas
+        if shards < 1 or replicas * shards != num_members:
+            raise ValueError(f"a mesh of {replicas} replicas x {shards} shards for {num_members} members")
+        self._engine.split(shards)
+        self._mesh = make_mesh(replicas, shards)
+        return self._mesh
 
     @property
     def role(self) -> int:
@@ -180,8 +221,7 @@ class Session:
         self._optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
         if not self._optimizers:
             raise ValueError("nothing to train: protect(...) at least one optimizer, and the modules it updates")
-        parameters = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
-        self._reducer = Reducer(parameters, self._engine.fabric, self._engine.communicator)
+        self._reducer = self._make_reducer()
         self._undo = Undo(self._objects)
         mine = weakref.ref(self)
         self._hooks = [
@@ -189,8 +229,37 @@ class Session:
             register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _has_stepped(mine(), optimizer)),
         ]
         self._engine.open(self)
+        if self._channel is None and self._group is None:
+            self._formation(self._alone)
+
+    def _make_group(self) -> ProcessGroup:
+        """Once there is a role: before, the agent is told that this worker waits for one."""
+        from everstep.comms.group import make_group
+
+        if self._opened:
+            raise ValueError("run.group and run.mesh() come before the first step: they need to know the role")
+        if torch.distributed.is_initialized():
+            raise ValueError("torch.distributed has a default group already: leave out init_process_group()")
         if self._channel is None:
             self._formation(self._alone)
+        self._engine.seat(self)
+        return make_group(self._engine.fabric)
+
+    def _make_reducer(self) -> Reducer | Sharded:
+        parameters = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        sharded = [parameter for parameter in parameters if is_sharded(parameter)]
+        plain = [parameter for parameter in parameters if not is_sharded(parameter)]
+        fabric, communicator = self._engine.fabric, self._engine.communicator
+        if not sharded:
+            return Reducer(plain, fabric, communicator)
+        from everstep.train.sharded import Sharded
+
+        mesh = self._mesh
+        if mesh is None or any(parameter.device_mesh != mesh for parameter in sharded):
+            raise ValueError("a sharded model needs the session's mesh: fully_shard(module, mesh=run.mesh(shards=...))")
+        modules = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
+        rest = Reducer(plain, fabric, communicator) if plain else None
+        return Sharded(modules, sharded, mesh.size(1), rest)
 
     def _formation(self, formation: Formation) -> None:
         self._engine.receive(formation)
@@ -253,6 +322,11 @@ class Step:
         Each is a mean over its samples; the weights that make them the mean over the global batch are applied here.
         """
         run = self._run
+        if run._mesh is not None and not batches.sampler.even(run.num_members):
+            raise ValueError(
+                "a sharded model communicates in each forward, so all members need as many micro-batches: choose a "
+                f"global_batch which micro_batch x {run.num_members} divides, or a smaller micro_batch"
+            )
         dealt = batches.share(self.index, run.num_members, run.role)
         following = next(dealt, None)
         while following is not None:
@@ -336,9 +410,16 @@ class Step:
 
     def _ours(self, error: BaseException) -> bool:
         """A fault of the world: the epoch broke, or what broke it surfaced as something else meanwhile."""
-        if isinstance(error, EpochBroken):
+        if any(isinstance(cause, EpochBroken) for cause in _causes(error)):
             return True
         if isinstance(error, Exception) and not self._run._engine.in_epoch():
             print(f"everstep: step {self.index} is done again: {type(error).__name__}: {error}", file=sys.stderr)
             return True
         return False
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from: torch's groups have an error of their own for a broken epoch."""
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -13,6 +13,7 @@ import torch
 from everstep.comms.collectives import Communicator
 from everstep.state import flatten
 from everstep.state.flatten import Flat, Stateful
+from everstep.state.local import local
 
 TAG = 1
 
@@ -23,10 +24,10 @@ def take(objects: Mapping[str, Stateful]) -> Flat:
     constant = set()
     for thing in objects.values():
         if isinstance(thing, torch.nn.Module):
-            constant |= {parameter.data_ptr() for parameter in thing.parameters()}
+            constant |= {local(parameter).data_ptr() for parameter in thing.parameters()}
         elif isinstance(thing, torch.optim.Optimizer):
             states = [state for state in thing.state.values() if isinstance(state, Mapping)]
-            constant |= {v.data_ptr() for state in states for v in state.values() if isinstance(v, torch.Tensor)}
+            constant |= {local(v).data_ptr() for state in states for v in state.values() if isinstance(v, torch.Tensor)}
     tensors = [t if t.data_ptr() in constant else t.detach().clone() for t in flat.tensors]
     return Flat(flat.header, tensors)
 

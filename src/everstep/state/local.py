@@ -1,0 +1,41 @@
+"""The part of a tensor that lies in this process: all of a plain one, this member's share of a DTensor.
+
+Nobody holds a DTensor who has not imported it, so it is not imported here: it would cost every worker's start.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch import Tensor
+
+_HOME = "torch.distributed.tensor"
+
+
+def is_sharded(value: object) -> bool:
+    """Whether it is a DTensor: one tensor of several members."""
+    module = sys.modules.get(_HOME)
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Shares the memory of the tensor. Asks no other member."""
+    if not is_sharded(tensor):
+        return tensor
+    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def like(model: Tensor, part: Tensor) -> Tensor:
+    """`part`, if the model is a DTensor as the part of one which is split in the same way."""
+    if not is_sharded(model):
+        return part
+    whole: Tensor = sys.modules[_HOME].DTensor.from_local(
+        part,
+        model.device_mesh,  # type: ignore[attr-defined]
+        model.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=model.shape,
+        stride=model.stride(),
+    )
+    return whole
