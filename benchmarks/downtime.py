@@ -89,7 +89,7 @@ def peer(pinned: str, how: str, launches: jobs.PeerLaunches, kills: int = 2) -> 
     """From PyPI; one that cannot be installed here is said to lack, and does not fail the rest."""
     python, lacks = Path(), ""
     try:
-        python = peers.prepare(FOLDER, peers.locked("torch"), pinned)
+        python = peers.prepare(FOLDER, peers.locked("torch"), peers.locked("numpy"), pinned)
     except peers.NotInstalled as error:
         say(str(error))
         lacks = "could not be installed"

@@ -99,14 +99,13 @@ class Job:
             process.send_signal(signal.SIGTERM)
         self._end()
         self.look()
-        monitors = [int(file.read_text()) for file in self.folder.glob("monitor-*.pid")]
-        for pid in [*self.lines, *monitors]:
+        for pid in {*self.lines, *self._named()}:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, launch: Launch) -> None:
-        env = os.environ | {"OMP_NUM_THREADS": "1"} | launch.env
+        env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"} | launch.env
         with self.output.open("ab") as output:
             process = subprocess.Popen(
                 launch.command, cwd=self.folder, env=env, stdout=output, stderr=output, start_new_session=True
@@ -121,6 +120,18 @@ class Job:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _named(self) -> list[int]:
+        """Processes with the job's folder in their command line: NVRx's monitors belong to nobody else."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                text = path.read_bytes()
+            except procfs.GONE:
+                continue
+            if os.fsencode(self.folder) in text and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        return found
 
     def heal(self) -> None:
         """What the system leaves to others: new processes in place of the dead."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=1)  # the wrapper cannot abort gloo: a member two hops from the dead one waits
+MEETING_TIMEOUT = timedelta(seconds=30)  # at 1 s a busy machine sometimes gets no group together, and all hang
 TICK = timedelta(seconds=0.1)
 PORT = int(os.environ["MASTER_PORT"])
 
@@ -29,7 +30,6 @@ PORT = int(os.environ["MASTER_PORT"])
     progress_watchdog_interval=TICK,
     heartbeat_interval=TICK,
     last_call_wait=TICK,
-    monitor_process_pidfile=os.path.join(os.path.abspath(sys.argv[1]), "monitor-{rank}.pid"),
 )
 def train(
     store: dist.Store,
@@ -42,7 +42,8 @@ def train(
     assert call_wrapper is not None
     rank, members = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.PrefixStore(str(call_wrapper.iteration), store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=members, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=members, timeout=MEETING_TIMEOUT)
+    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
     replicated = DistributedDataParallel(model)
     dist.broadcast(step, 0)
     batch = work.share(rank, members)
