@@ -44,9 +44,13 @@ def show(claims: Sequence[Claim], as_json: bool) -> None:
         return
     for c in claims:
         peer = f"; {c.peer} {c.peer_value:.3g} {c.unit}, ratio {c.ratio:.1f}" if c.peer_value and c.ratio else ""
-        bar = f"; bar {c.bar}: {'holds' if c.holds else 'MISSED'}" if c.bar else ""
+        bar = f"; bar {c.bar}: {verdict(c)}" if c.bar else ""
         value = "never" if c.value is None else f"{c.value:.3g} {c.unit}"
         print(f"{c.claim}: {value}{peer}{bar}")
+
+
+def verdict(c: Claim) -> str:
+    return "not measured" if c.holds is None else "holds" if c.holds else "MISSED"
 
 
 def say(text: str) -> None:

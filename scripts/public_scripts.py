@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import peers
 
 if TYPE_CHECKING:
     from everstep.testing.local import LocalRun
@@ -92,7 +93,7 @@ def main() -> int:
     parser.add_argument("--no-write", action="store_true", help="print the table, leave docs/scripts.md alone")
     options = parser.parse_args()
     if Path(sys.prefix).resolve() != options.venv.resolve():
-        python = prepare(options.venv.absolute())
+        python = peers.prepare(options.venv.absolute(), *PINNED, editable=True)
         os.execv(python, [str(python), *sys.argv])
     chosen = [s for s in SCRIPTS if not options.only or Path(s.name).stem in options.only]
     rows, same = [], True
@@ -105,20 +106,6 @@ def main() -> int:
     if not options.no_write and len(chosen) == len(SCRIPTS):
         write(table)
     return 0 if same else 1
-
-
-def prepare(folder: Path) -> Path:
-    """The interpreter of the environment; Everstep comes last into it, so where that is missing, all is installed."""
-    python = folder / "bin" / "python"
-    asked = [str(python), "-c", "import importlib.metadata as m; m.version('everstep')"]
-    if not python.exists() or subprocess.run(asked, stderr=subprocess.DEVNULL, check=False).returncode:
-        say(f"making {folder} with {', '.join(PINNED)}")
-        venv.create(folder, with_pip=True)
-        pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        constraint = ["--constraint", str(ROOT / "requirements" / "lock.txt")]
-        subprocess.run([*pip, *constraint, *PINNED, "hatchling", "editables"], check=True)
-        subprocess.run([*pip, *constraint, "--no-build-isolation", "--editable", str(ROOT)], check=True)
-    return python
 
 
 def compare(script: Script) -> tuple[str, bool]:
