@@ -148,7 +148,7 @@ class Agent:
         plan = self.node.plan
         assert plan is not None
         try:
-            workers = self.node.report.workers
+            workers = [w for w in self.node.report.workers if not w.gone]  # drained places stay empty
             requests = [(w.local_rank, self.place.request(plan, w.local_rank, w.life, self.token)) for w in workers]
         except OSError as error:
             self._give_up(f"{self.options.node} has no place for its logs: {error}")
