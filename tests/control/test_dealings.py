@@ -1,4 +1,4 @@
-"""How steps were dealt comes into the journal once a change, whoever tells of it, and a change that was missed is told."""
+"""How steps were dealt comes into the journal once a change, whoever tells of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draining through the controller: the wish is remembered, the target leaves as on its own wish, nobody takes its place."""
+"""Draining through the controller: the wish is remembered, and what has left leaves no gap that stays."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_wish_ends_when_the_node_has_left() -> None:
     assert not world.job.drains
     world.join("n2", life=2)
     world.settle()
-    assert not world.nodes["n2"].report.leaving and "n2/0#1" in world.workers()
+    assert not world.nodes["n2"].report.leaving and len(world.workers()) == 4
 
 
 def test_a_new_controller_remembers_the_wish() -> None:
@@ -222,3 +222,38 @@ def test_all_places_but_one_can_be_drained() -> None:
     with pytest.raises(UsageError, match="nobody of the workers"):
         drain.require(world.job, "n2/1")
     assert seats.num_places(world.job) == 1
+
+
+def test_a_drained_place_can_be_filled_again() -> None:
+    world = asked(World().running(), "n2/1")
+    with pytest.raises(UsageError, match="just leaving"):
+        drain.require_undo(world.job, "n2/1")
+    world.follow()
+    leave(world, "n2/1#0")
+    drain.require_undo(world.job, "n2/1")
+    world.feed(e.DrainAsked("n2/1", undo=True))
+    world.settle()
+    world.say("n2/1#1", Stage.READY)
+    world.follow()
+    assert world.seated() == ["n1/0#0", "n1/1#0", "n2/0#0", "n2/1#1"]
+    with pytest.raises(UsageError, match="n2/1 was not drained"):
+        drain.require_undo(world.job, "n2/1")
+
+
+def test_a_place_that_was_empty_when_its_node_started_can_be_filled() -> None:
+    world = asked(World().running(), "n2/1")
+    world.follow()
+    leave(world, "n2/1#0")
+    world.lose("n2")
+    world.follow()
+    world.join("n2", life=2)
+    world.settle()
+    world.feed(e.DrainAsked("n2/1", undo=True))
+    world.settle()
+    assert {w for w in world.workers() if w.startswith("n2/1")} and len(world.workers()) == 4
+
+
+def test_a_node_that_leaves_cannot_be_called_back() -> None:
+    world = asked(World().running(), "n2")
+    with pytest.raises(UsageError, match="on its way out"):
+        drain.require_undo(world.job, "n2")

@@ -19,7 +19,8 @@ STREAM = Stream(20, 7, "5", shuffle=True, drop_last=False)
 
 
 def formed(epoch: int, num_members: int) -> e.FormationMade:
-    return e.FormationMade(Formation(epoch, tuple(Seat(f"n/{k}#0", "n", "h", "h:1") for k in range(num_members)), False, 0))
+    seats = tuple(Seat(f"n/{k}#0", "n", "h", "h:1") for k in range(num_members))
+    return e.FormationMade(Formation(epoch, seats, abort=False, floor=0))
 
 
 def plan(epoch: int) -> e.EpochFormed:

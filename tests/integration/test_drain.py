@@ -47,15 +47,17 @@ def test_a_worker_and_then_a_node_leave(tmp_path: Path) -> None:
         assert last.startswith("node0/1 has left after step ") and last.endswith("; 3 members go on")
         assert run.until_members(3)
         run.until_committed(run.committed() + 20)
+        assert drain(run, "node0/1", "--undo") == ["node0/1 is to be filled again"]
+        run.until_members(4)
         *_, last = drain(run, "node1")
-        assert last.startswith("node1 has left after step ") and last.endswith("; 1 member goes on")
-        run.until_members(1)
+        assert last.startswith("node1 has left after step ") and last.endswith("; 2 members go on")
+        run.until_members(2)
         run.until_committed(run.committed() + 20)
         story = run.check()
         assert not run.events(e.IncidentOpened)
         assert how_they_ended(run) == {"ok"} and len(run.events(e.WorkerEnded)) == 3
         sizes = [step.members for step in story]
-        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [4, 3, 1]
+        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [4, 3, 4, 2]
         run.stop()
         assert_ledger(run)
 

@@ -26,23 +26,24 @@ LOOK_S = 0.1  # the journal is looked at this often
 PATIENCE_S = 5.0  # without news, then a line says that it still waits
 
 
-def drain(target: str, *, run: Path = LATEST, wait: bool = True) -> int:
+def drain(target: str, *, run: Path = LATEST, wait: bool = True, undo: bool = False) -> int:
     """Take a node or a worker out of a running job, between two steps; the others go on.
 
     Args:
         target: a node's name, a worker's rank, or node/local_rank.
         run: the job's run folder (default: the newest one below ./everstep_runs).
         wait: return only when the target has left.
+        undo: the place of a worker that was drained is to be filled again.
     """
     address = _running(run)
-    answer = asyncio.run(ask(address, wire.DrainRequest(target)))
+    answer = asyncio.run(ask(address, wire.DrainRequest(target, undo)))
     if isinstance(answer, str):
         return _no_answer(run, address, answer)
     if "refused" in answer:
         raise UsageError(str(answer["refused"]))
     name = str(answer["target"])
-    if not wait:
-        print(f"{name} is asked to leave")
+    if undo or not wait:
+        print(f"{name} {'is to be filled again' if undo else 'is asked to leave'}")
         return ExitCode.OK
     return asyncio.run(_see_out(run, address, Leaving(name)))
 

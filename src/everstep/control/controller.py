@@ -228,8 +228,8 @@ class Controller:
                 self.ask_stop(why, signum, grace_s)
             case wire.NodeDied(node, incarnation):
                 self.feed(e.NodeGone(node, incarnation, NodeLoss.DIED))
-            case wire.DrainRequest(target):
-                link.send(wire.Reply(self._drain(target)))
+            case wire.DrainRequest():
+                link.send(wire.Reply(self._drain(message)))
             case wire.Query():
                 link.send(wire.Reply(self.status()))
             case _:
@@ -283,14 +283,14 @@ class Controller:
         step = self.progress.common_stop_step(self.clock.now())
         self.feed(e.StopAsked(why, signum, grace_s, step))
 
-    def _drain(self, wanted: str) -> dict[str, object]:
+    def _drain(self, asked: wire.DrainRequest) -> dict[str, object]:
         """The answer. The wish is in the journal before it: no later controller forgets it."""
         try:
-            target = drain.find(self.job, wanted)
-            drain.require(self.job, target)
+            target = drain.find(self.job, asked.target)
+            (drain.require_undo if asked.undo else drain.require)(self.job, target)
         except UsageError as error:
             return {"refused": str(error)}
-        self.feed(e.DrainAsked(target))
+        self.feed(e.DrainAsked(target, asked.undo))
         return {"target": target}
 
     def _progressed(self, message: NodeProgress, now: float) -> None:

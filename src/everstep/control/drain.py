@@ -73,3 +73,17 @@ def _left(job: Job, target: str) -> tuple[int, int, str]:
 
 def _goes(job: Job, worker: str) -> bool:
     return seats.leaving(job, worker) or seats.place(worker)[0] in job.drains
+
+
+def require_undo(job: Job, target: str) -> None:
+    """Raises UsageError when there is no empty place that could be filled again."""
+    if target in job.nodes and target in job.drains:
+        raise UsageError(f"{target} is on its way out; once it has left, `everstep run` on it brings it back")
+    if target not in job.drains:
+        raise UsageError(f"{target} was not drained")
+    if job.formation is None:
+        raise UsageError("the job forms just now: try again when it runs")
+    for worker, report in seats.present(job).items():
+        if seats.drained(job, worker) and worker.startswith(f"{target}#"):
+            if not report.gone and job.formation.role_of(worker) is None:
+                raise UsageError(f"{target} is just leaving: try again when it has left")

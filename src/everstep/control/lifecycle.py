@@ -41,8 +41,10 @@ def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
                 _hung(draft, verdict)
         case e.StopAsked():
             _stop(draft, event)
-        case e.DrainAsked(target):
-            draft.set(drains=job.drains | {target})
+        case e.DrainAsked(target, undo):
+            draft.set(drains=job.drains - {target} if undo else job.drains | {target})
+            if undo:
+                reform.refill(draft, target)
             draft.remind(target if target in job.nodes else target.rpartition("/")[0])
         case e.Ticked():
             pass

@@ -332,8 +332,9 @@ class _Draft:
             assert directive.formation is not None
             self.commands.append(Tell(directive.formation))
         elif self.activity is Activity.STOPPED and not self.node.report.leaving:
-            workers = self.node.report.workers  # it was lost, has stopped, and is wanted again
-            if all(_life(directive, w.local_rank) > w.life for w in workers):
+            workers = [w for w in self.node.report.workers if w.local_rank not in directive.vacant]
+            wanted = len(directive.vacant) < self.node.report.slots  # again: it was lost, and has stopped
+            if wanted and all(_life(directive, w.local_rank) > w.life for w in workers):
                 self.launch(directive)
 
     def reseat(self) -> None:

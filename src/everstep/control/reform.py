@@ -320,6 +320,20 @@ def _vacate(draft: Draft, formation: Formation) -> None:
         _direct_all(draft)
 
 
+def refill(draft: Draft, place: str) -> None:
+    """A place that was drained gets a new process, unless nobody has left it yet."""
+    job, plan = draft.job, draft.job.plan
+    node, _, local_rank = place.rpartition("/")
+    member = plan.member(node) if plan is not None and job.formation is not None else None
+    if member is None:
+        return
+    rank = member.first_rank + int(local_rank)
+    worker = seats.present(job).get(seats.name(node, int(local_rank), job.lives.get(rank, 0)))
+    if worker is None or worker.gone:
+        _next_life(draft, [rank])
+        _direct_all(draft)
+
+
 def _on_its_way_out(worker: WorkerReport) -> bool:
     """It held a role, and ends by itself."""
     held = worker.session is not None and worker.session.stage in (SessionStage.MEMBER, SessionStage.LEFT)

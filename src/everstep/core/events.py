@@ -66,9 +66,13 @@ class StopAsked(Event, frozen=True):
 
 
 class DrainAsked(Event, frozen=True):
-    """A person wants this target out of the job: a node, or the place of one worker (node/local_rank)."""
+    """A person wants this target out of the job: a node, or the place of one worker (node/local_rank).
+
+    `undo`: that place is to be filled again.
+    """
 
     target: str
+    undo: bool = False
 
 
 class Ticked(Event, frozen=True):

@@ -103,9 +103,13 @@ class StopRequest(_Message, frozen=True):
 
 
 class DrainRequest(_Message, frozen=True):
-    """Somebody wants a node, or one worker of it, out of the job. The Reply has `target`, or why not: `refused`."""
+    """Somebody wants a node, or one worker of it, out of the job. `undo`: such a place is to be filled again.
+
+    The Reply has `target`, or why not: `refused`.
+    """
 
     target: str
+    undo: bool = False
 
 
 class NodeDied(_Message, frozen=True):

@@ -31,7 +31,7 @@ class Leaving:
     def saw(self, event: e.AnyEvent) -> str:
         """What this event tells, in words; empty: nothing new."""
         match event:
-            case e.DrainAsked(target) if target == self.target:
+            case e.DrainAsked(target, undo=False) if target == self.target:
                 self._reset()
                 return f"{self.target} is asked to leave"
             case e.StepsSeen(_, step, total_step):
