@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -71,10 +72,12 @@ def test_a_controller_that_says_no(tmp_path: Path, capsys: pytest.CaptureFixture
         code, text = said(capsys, "0", *where)
         assert code == ExitCode.USAGE and "node0/0 cannot leave alone" in text
         token = run.run_dir / "token"
+        secret = token.read_text()
         token.write_text("0" * 64)
         code, text = said(capsys, "node7", *where)
         assert code == ExitCode.UNREACHABLE and "token" in text
-        run.signal(15)
+        token.write_text(secret)
+        run.signal(signal.SIGTERM)
         run.wait()
     assert not run.events(e.DrainAsked)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -83,7 +85,7 @@ def test_without_sessions_the_others_start_again(tmp_path: Path) -> None:
         assert last.endswith("; 2 workers on node0 go on from there in epoch 2")
         run.until_step(3, epoch=2)
         assert [opened.kind for opened in run.events(e.IncidentOpened)] == ["drain"]
-        run.signal(15)
+        run.signal(signal.SIGTERM)
         run.wait()
 
 
@@ -141,7 +143,7 @@ def test_a_job_whose_state_was_lost_has_a_ledger_of_what_counts(tmp_path: Path) 
     with SessionRun(tmp_path, "--nproc-per-node", "2", args=("--steps", "50", "--pause", "0.005")) as run:
         run.until_committed(20)
         for pid in run.until_members(2).values():
-            subprocess.run(["kill", "-9", str(pid)], check=True)
+            os.kill(pid, signal.SIGKILL)
         assert run.wait() == ExitCode.OK
         told = account(read(run.run_dir / "journal.jsonl"))
         assert [step.number for step in told.steps()] == list(range(50))
