@@ -206,6 +206,16 @@ def test_the_last_one_of_a_drained_place_stays_until_somebody_else_can_go_on() -
     assert world.seated() == ["n1/0#1"]
 
 
+def test_a_drained_place_stays_for_a_node_that_leaves_by_itself() -> None:
+    world = World().running()
+    world.die("n2/0#0")
+    world.feed(e.DrainAsked("n2/1"))
+    world.settle()
+    world.leave("n1")
+    world.follow()
+    assert world.seated() == ["n2/1#0"] and not world.job.formation.abort
+
+
 def test_a_worker_of_a_job_without_sessions_cannot_leave_alone() -> None:
     world = World()
     world.tick(1.5)
