@@ -40,7 +40,9 @@ SLEEPS = {"src/everstep/testing/local.py": "polls a condition with a deadline, a
 PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
+    "src/everstep/control/dealings.py",
     "src/everstep/control/draft.py",
+    "src/everstep/control/drain.py",
     "src/everstep/control/job.py",
     "src/everstep/control/lifecycle.py",
     "src/everstep/control/membership.py",
@@ -51,6 +53,7 @@ PURE = (
     "src/everstep/control/roles.py",
     "src/everstep/control/seats.py",
     "src/everstep/control/verdicts.py",
+    "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",
     "src/everstep/data/sampler.py",
     "src/everstep/train/commit.py",

@@ -63,7 +63,7 @@ class World:
         epoch = node.report.epoch
         match command:
             case n.Launch(plan):
-                for worker in node.report.workers:
+                for worker in (w for w in node.report.workers if not w.gone):
                     self.inbox.append((name, n.WorkerStarted(plan.epoch, worker.local_rank, 1000)))
             case n.Respawn(local_rank, _):
                 self.inbox.append((name, n.WorkerStarted(epoch, local_rank, 2000)))

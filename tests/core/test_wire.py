@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.core import wire
+from everstep.core.dealing import Dealing, Stream
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.types import (
     Action,
@@ -36,9 +37,12 @@ small = st.integers(0, 1000)
 exits = st.builds(Exit, st.sampled_from(ExitCause), seconds, st.none() | small, st.none() | small, text)
 seats = st.lists(st.builds(Seat, text, text, text, text), max_size=3).map(tuple)
 formations = st.builds(Formation, count, seats, st.booleans(), count, st.lists(small, max_size=3).map(tuple))
+streams = st.builds(Stream, count, count, text, st.booleans(), st.booleans())
+dealings = st.builds(Dealing, count, small, count, st.lists(streams, max_size=2).map(tuple))
 sessions = st.builds(
-    SessionReport, text, st.sampled_from(Stage), count, count, count, text, text, st.booleans(), seconds
-)
+    SessionReport, text, st.sampled_from(Stage), count, count, count, text, text, st.booleans(), seconds,
+    dealt=st.lists(dealings, max_size=3).map(tuple),
+)  # fmt: skip
 worker_reports = st.builds(
     WorkerReport, small, small, st.booleans(), st.none() | exits, life=small, session=st.none() | sessions
 )
@@ -49,6 +53,7 @@ TALK = {
     wire.Query: st.builds(wire.Query),
     wire.Reply: st.builds(wire.Reply, st.dictionaries(text, st.none() | count | text | st.lists(small, max_size=3))),
     wire.StopRequest: st.builds(wire.StopRequest, text, small, seconds),
+    wire.DrainRequest: st.builds(wire.DrainRequest, text, st.booleans()),
     wire.NodeDied: st.builds(wire.NodeDied, text, text, st.integers(-64, 255)),
     wire.Bye: st.builds(wire.Bye, text),
     NodeReport: st.builds(
@@ -59,6 +64,7 @@ TALK = {
     Directive: st.builds(
         Directive, small, count, st.sampled_from(Action), count, st.none() | plans, text, seconds,
         formation=st.none() | formations, lives=st.lists(small, max_size=3).map(tuple),
+        leave=st.booleans(), vacant=st.lists(small, max_size=3).map(tuple),
     ),
     StacksAsked: st.builds(StacksAsked, text, count, st.lists(small, max_size=4).map(tuple)),
     StacksTaken: st.builds(StacksTaken, text, text, count, st.dictionaries(small, text, max_size=3)),

@@ -106,6 +106,9 @@ class SessionRun(LocalRun):
     def commits(self) -> dict[int, list[Line]]:
         return self._commits.look()
 
+    def begun(self) -> dict[int, list[Line]]:
+        return self._begun.look()
+
     def committed(self) -> int:
         """Steps that somebody committed."""
         return max((lines[-1].step + 1 for lines in self.commits().values() if lines), default=0)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Name -> (import path of its function, one line of help). A function returns its exit code, or None for 0.
 COMMANDS = {
+    "drain": ("everstep.cli.drain:drain", "Take a node or a worker out of a running job; the others go on."),
+    "ledger": ("everstep.cli.ledger:ledger", "Show which samples the committed steps of a job consumed."),
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
     "schedules": ("everstep.cli.replay:schedules", "Play random faults against the control plane on a virtual clock."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),

@@ -58,6 +58,8 @@ class Narrator:
                 return f"incident {incident}: recovered, {lost}"
             case e.WorkerEnded(rank, node, exit) if exit.cause is ExitCause.OK and exit.message:
                 return f"rank {rank} on {node}: {exit.message}"
+            case e.DrainAsked(target, undo):
+                return f"{target} {'is to be filled again' if undo else 'is asked to leave'}"
             case e.Alert(kind, text):
                 return f"{kind}: {text}"
             case e.StepsSeen(_, step, total_step) if time.monotonic() - self.said_progress_s > PROGRESS_S:

@@ -11,18 +11,12 @@ import time
 from pathlib import Path
 
 from everstep.cli import presence
-from everstep.cli.presence import Address
+from everstep.cli.asking import LATEST, ask
 from everstep.control.journal import read
-from everstep.control.tls import client_context
-from everstep.control.token import read_token
-from everstep.control.transport import connect
 from everstep.core import wire
-from everstep.core.errors import EverstepError, ExitCode, UsageError
-from everstep.observe.status import Live, Quiet, read_live, render_status
+from everstep.core.errors import ExitCode, UsageError
+from everstep.observe.status import Quiet, read_live, render_status
 from everstep.observe.summary import Summary, summarize
-
-LATEST = Path("everstep_runs/latest")
-ANSWER_S = 2.0  # the controller has this long for its answer
 
 
 def status(run: Path = LATEST) -> int:
@@ -33,10 +27,10 @@ def status(run: Path = LATEST) -> int:
     if summary.ended:
         return _show(render_status(summary, None), ExitCode.OK)
     address = presence.read(run)
-    answer = asyncio.run(_ask(address)) if address else "its run folder has no controller.json"
-    if isinstance(answer, Live):  # the journal's newest entry may be old
+    answer = asyncio.run(ask(address, wire.Query())) if address else "its run folder has no controller.json"
+    if not isinstance(answer, str):  # the journal's newest entry may be old
         summary.wall_s = max(summary.wall_s, time.time() - summary.submitted_wall_s)
-        return _show(render_status(summary, answer), ExitCode.OK)
+        return _show(render_status(summary, read_live(answer)), ExitCode.OK)
     lives = presence.launcher_lives(run, address) if address else None
     summary, last_wall_s = _told(run)  # again: the job may have ended while it was asked
     if summary.ended:
@@ -55,20 +49,3 @@ def _told(run: Path) -> tuple[Summary, float]:
     """What the journal tells, and the wall time of its last event (0: it has none)."""
     entries = list(read(run / "journal.jsonl"))
     return summarize(entries), entries[-1].wall_s if entries else 0.0
-
-
-async def _ask(address: Address) -> Live | str:
-    """What the controller says; why not, when it does not answer."""
-    hello = wire.Hello(role="cli", node="", incarnation="", job=address.job)
-    try:
-        async with asyncio.timeout(2 * ANSWER_S):
-            token, tls = read_token(Path(address.token_file)), client_context(address.tls_cert)
-            link = await connect(address.host, address.port, token, hello, timeout_s=ANSWER_S, tls=tls)
-            link.send(wire.Query())
-            reply = await link.expect(wire.Reply)
-            link.close()
-    except (EverstepError, ConnectionError) as error:  # a token that cannot be read is no answer either
-        return str(error)
-    except TimeoutError:
-        return f"the controller at {address.host}:{address.port} took the question and does not answer"
-    return read_live(reply.payload)

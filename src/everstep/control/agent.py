@@ -148,7 +148,7 @@ class Agent:
         plan = self.node.plan
         assert plan is not None
         try:
-            workers = self.node.report.workers
+            workers = [w for w in self.node.report.workers if not w.gone]  # drained places stay empty
             requests = [(w.local_rank, self.place.request(plan, w.local_rank, w.life, self.token)) for w in workers]
         except OSError as error:
             self._give_up(f"{self.options.node} has no place for its logs: {error}")
@@ -168,7 +168,8 @@ class Agent:
         except OSError as error:
             self._give_up(f"{self.options.node} has no place for its logs: {error}")
             return
-        for path, _ in self.place.console(crew.workers[local_rank].request, local_rank):
+        former = crew.workers.get(local_rank)  # none: the place was drained when its node started
+        for path, _ in self.place.console(former.request, local_rank) if former is not None else ():
             self.tail.finish(path)
         self._follow(crew.plan, local_rank, request)
         crew.respawn(local_rank, request, time.monotonic_ns())

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.control import lifecycle, roles
+from everstep.control import drain, lifecycle, roles
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
@@ -39,7 +39,7 @@ from everstep.core import events as e
 from everstep.core import wire
 from everstep.core.clock import Clock, SystemClock
 from everstep.core.config import RunConfig, job_spec
-from everstep.core.errors import ExitCode
+from everstep.core.errors import ExitCode, UsageError
 from everstep.core.types import (
     Action,
     Activity,
@@ -229,6 +229,8 @@ class Controller:
                 self.ask_stop(why, signum, grace_s)
             case wire.NodeDied(node, incarnation):
                 self.feed(e.NodeGone(node, incarnation, NodeLoss.DIED))
+            case wire.DrainRequest():
+                link.send(wire.Reply(self._drain(message)))
             case wire.Query():
                 link.send(wire.Reply(self.status()))
             case _:
@@ -281,6 +283,16 @@ class Controller:
     def ask_stop(self, why: str, signum: int, grace_s: float) -> None:
         step = self.progress.common_stop_step(self.clock.now())
         self.feed(e.StopAsked(why, signum, grace_s, step))
+
+    def _drain(self, asked: wire.DrainRequest) -> dict[str, object]:
+        """The answer. The wish is in the journal before it: no later controller forgets it."""
+        try:
+            target = drain.find(self.job, asked.target)
+            (drain.require_undo if asked.undo else drain.require)(self.job, target)
+        except UsageError as error:
+            return {"refused": str(error)}
+        self.feed(e.DrainAsked(target, asked.undo))
+        return {"target": target}
 
     def _progressed(self, message: NodeProgress, now: float) -> None:
         if message.epoch != self.job.epoch or self.job.plan is None:
@@ -348,9 +360,12 @@ class Controller:
         node = self.job.nodes.get(name)
         if node is None:
             return True
+        if directive.leave and not node.report.leaving:
+            return False
         if directive.action.value == "run":
             lives = dict(enumerate(directive.lives))
-            current = all(w.life >= lives.get(w.local_rank, 0) for w in node.report.workers)
+            filled = [w for w in node.report.workers if not (w.gone and w.local_rank in directive.vacant)]
+            current = all(w.life >= lives.get(w.local_rank, 0) for w in filled)
             return node.report.epoch > directive.epoch or (node.report.epoch == directive.epoch and current)
         if directive.action.value == "stop":
             return node.stopped(directive.epoch)

@@ -208,11 +208,12 @@ class Crew:
             self._spawn(worker, now_ns)
 
     def respawn(self, local_rank: int, request: SpawnRequest, now_ns: int) -> None:
-        """A new process in the place of one that is gone."""
-        former = self.workers[local_rank]
-        assert former.gone
-        former.forget()
-        del self.by_key[former.request.key]
+        """A new process in the place of one that is gone, or in an empty one."""
+        former = self.workers.get(local_rank)
+        if former is not None:
+            assert former.gone
+            former.forget()
+            del self.by_key[former.request.key]
         self._spawn(self._add(local_rank, request), now_ns)
 
     def _spawn(self, worker: Worker, now_ns: int) -> None:

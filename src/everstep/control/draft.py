@@ -40,12 +40,30 @@ class Draft:
 
     def direct(self, node: str, action: Action, **fields: object) -> None:
         """A new desired state for the node, unless it has that already."""
-        wanted = Directive(term=self.job.term, seq=self.job.seq + 1, action=action, **fields)  # type: ignore[arg-type]
+        self._order(node, Directive(term=0, seq=0, action=action, **fields))  # type: ignore[arg-type]
+
+    def remind(self, node: str) -> None:
+        """What the node is to do, with what a person wants of it since."""
+        known = self.job.directives.get(node)
+        if known is not None:
+            self._order(node, known)
+
+    def _order(self, node: str, wanted: Directive) -> None:
+        leave, vacant = self._drained(node)
+        term, seq = self.job.term, self.job.seq + 1
+        wanted = msgspec.structs.replace(wanted, term=term, seq=seq, leave=leave, vacant=vacant)
         known = self.job.directives.get(node)
         if known is not None and msgspec.structs.replace(known, term=wanted.term, seq=wanted.seq) == wanted:
             return
         self.set(seq=wanted.seq, directives={**self.job.directives, node: wanted})
         self.commands.append(Direct(node, wanted))
+
+    def _drained(self, node: str) -> tuple[bool, tuple[int, ...]]:
+        """Whether the node is to leave, and which of its places are to stay empty."""
+        drains, known = self.job.drains, self.job.nodes.get(node)
+        if not drains or known is None:
+            return False, ()
+        return node in drains, tuple(k for k in range(known.report.slots) if f"{node}/{k}" in drains)
 
     # Nodes ----------------------------------------------------------------------------------------------
 
@@ -77,6 +95,8 @@ class Draft:
         node = self.job.nodes[name]
         record = e.NodeLost(name, node.report.incarnation, how)
         self.set(nodes={n: s for n, s in self.job.nodes.items() if n != name})
+        if how is NodeLoss.LEFT and name in self.job.drains:
+            self.set(drains=self.job.drains - {name})
         self.note(record)
         plan = self.job.plan
         member = plan.member(name) if plan else None

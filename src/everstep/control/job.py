@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from everstep.core import events as e
+from everstep.core.dealing import Dealing
 from everstep.core.formation import Formation
 from everstep.core.types import Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
 from everstep.detect.repeat import Signature
@@ -109,6 +110,8 @@ class Job(msgspec.Struct, frozen=True):
     raised_s: float = 0.0  # when functions raised what a peer's death explains, which is not known of; 0: none did
     lives: dict[int, int] = {}  # rank -> life that its process must have, where it is not 0
     departed: dict[int, Exit] = {}  # rank -> how its former life ended, as far as it is known
+    dealt: tuple[Dealing, ...] = ()  # the last ones in the journal
+    drains: frozenset[str] = frozenset()  # who is to leave: nodes until they have left, and places (node/local_rank)
     stop: e.StopAsked | None = None
     outcome: Outcome | None = None
 

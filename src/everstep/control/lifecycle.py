@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import membership, reform
+from everstep.control import dealings, membership, reform, seats
 from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
-from everstep.core.types import Action, Blame, ExitCause, NodeLoss, NodeReport, Verdict
+from everstep.core.types import Action, Blame, EpochPlan, ExitCause, NodeLoss, NodeReport, Verdict
 
 
 def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
@@ -41,6 +41,11 @@ def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
                 _hung(draft, verdict)
         case e.StopAsked():
             _stop(draft, event)
+        case e.DrainAsked(target, undo):
+            draft.set(drains=job.drains - {target} if undo else job.drains | {target})
+            if undo:
+                reform.refill(draft, target)
+            draft.remind(target if target in job.nodes else target.rpartition("/")[0])
         case e.Ticked():
             pass
     _react(draft)
@@ -77,6 +82,7 @@ def _reported(draft: Draft, report: NodeReport) -> None:
     if known is None:
         reform.returned(draft, report)
         draft.join(report)
+        dealings.heard(draft, report)
         _collect_ends(draft, report)
         if job.stage in ENDED:
             code = job.outcome.exit_code if job.outcome else 0
@@ -86,6 +92,7 @@ def _reported(draft: Draft, report: NodeReport) -> None:
     if report.seq <= known.report.seq:
         return
     draft.put(msgspec.structs.replace(known, report=report, lost_at_s=0.0))
+    dealings.heard(draft, report)
     _collect_ends(draft, report)
 
 
@@ -213,7 +220,7 @@ def _check_epoch(draft: Draft) -> None:
         first = blames[0]
         draft.open_incident("crash", blames, f"rank {first.rank} on {first.node}: {first.detail}", counts=True)
         _evict(draft, cut=True)
-    elif len(job.ended) == plan.world_size and not stopped and all(n is None or n.stopped(plan.epoch) for n in nodes):
+    elif not stopped and _all_through(draft, plan):
         _complete(draft)
     elif any(n is not None and n.report.leaving for n in nodes):
         leaving = [n.report.node for n in nodes if n is not None and n.report.leaving]
@@ -233,6 +240,13 @@ def _check_epoch(draft: Draft) -> None:
             reform.begin(draft)
             if draft.job.formation is None:
                 _check_growth(draft)
+
+
+def _all_through(draft: Draft, plan: EpochPlan) -> bool:
+    """Every worker ended, and no member that is here has a process of this epoch left."""
+    job = draft.job
+    nodes = [job.nodes.get(member.node) for member in plan.members]
+    return len(job.ended) == seats.num_places(job) and all(n is None or n.stopped(plan.epoch) for n in nodes)
 
 
 def _complete(draft: Draft) -> None:

@@ -101,7 +101,7 @@ class LinkChanged(msgspec.Struct, frozen=True):
 
 
 class LeaveAsked(msgspec.Struct, frozen=True):
-    """The agent got SIGTERM, or its launcher is gone."""
+    """The agent was asked to give its node up (SIGUSR2)."""
 
 
 class Ticked(msgspec.Struct, frozen=True):
@@ -258,10 +258,7 @@ class _Draft:
                     self.set(silent_since_s=self.node.silent_since_s or self.now)
                     self.stop_unasked()
             case LeaveAsked():
-                self.set_report(leaving=True)
-                self.stop_unasked()
-                if self.node.directive.formation is not None:
-                    self.sweep_when_empty()
+                self.leave()
                 self.leave_when_idle()
             case Ticked():
                 self.tick()
@@ -273,7 +270,16 @@ class _Draft:
         if (directive.term, directive.seq) <= (known.term, known.seq):
             return
         self.set(directive=directive)
+        if directive.leave and not self.node.report.leaving:
+            self.leave()
         self.follow()
+
+    def leave(self) -> None:
+        """From now on this node gives itself up, as soon as nobody relies on what it runs."""
+        self.set_report(leaving=True)
+        self.stop_unasked()
+        if self.node.directive.formation is not None:
+            self.sweep_when_empty()
 
     def follow(self) -> None:
         """Do what the newest directive wants, as far as the present state lets it."""
@@ -311,7 +317,9 @@ class _Draft:
         member = plan.member(self.node.report.node)
         if member is None or member.incarnation != self.node.report.incarnation:
             return  # meant for an earlier agent of this name
-        workers = tuple(WorkerReport(k, life=_life(directive, k)) for k in range(member.slots))
+        workers = tuple(
+            WorkerReport(k, life=_life(directive, k), gone=k in directive.vacant) for k in range(member.slots)
+        )
         self.set(plan=plan, killed=False, stop_by_s=0.0, term_by_s=0.0)
         self.set_report(epoch=plan.epoch, activity=Activity.RUNNING, workers=workers)
         self.commands.append(Launch(plan))
@@ -324,8 +332,9 @@ class _Draft:
             assert directive.formation is not None
             self.commands.append(Tell(directive.formation))
         elif self.activity is Activity.STOPPED and not self.node.report.leaving:
-            workers = self.node.report.workers  # it was lost, has stopped, and is wanted again
-            if all(_life(directive, w.local_rank) > w.life for w in workers):
+            workers = [w for w in self.node.report.workers if w.local_rank not in directive.vacant]
+            wanted = len(directive.vacant) < self.node.report.slots  # again: it was lost, and has stopped
+            if wanted and all(_life(directive, w.local_rank) > w.life for w in workers):
                 self.launch(directive)
 
     def reseat(self) -> None:
@@ -334,7 +343,7 @@ class _Draft:
             life = _life(self.node.directive, worker.local_rank)
             if life <= worker.life or self.node.directive.epoch != self.node.report.epoch:
                 continue
-            if worker.gone and not self.node.report.leaving:
+            if worker.gone and not self.node.report.leaving and worker.local_rank not in self.node.directive.vacant:
                 before = worker.exit
                 fresh = {"pid": 0, "gone": False, "exit": None, "term_asked": False, "session": None}
                 self.change_worker(worker.local_rank, **fresh, life=life, before=before)

@@ -376,6 +376,7 @@ def _plan_change(draft: Draft) -> None:
     elif job.before is not None and not job.vacant:  # the places of leavers are theirs until the change is through
         return
     _dismiss(draft, formation)
+    _vacate(draft, formation)
     _admit(draft, plan)
     job = draft.job
     if not adopted or any(seats.ended_well(job, seat.worker) for seat in formation.seats):
@@ -407,6 +408,37 @@ def _dismiss(draft: Draft, formation: Formation) -> None:
             draft.put(msgspec.structs.replace(node, stop_by_s=node.stop_by_s or due))
             if not any(_on_its_way_out(worker) for worker in node.report.workers):
                 draft.direct(name, Action.STOP, epoch=job.epoch, reason="it leaves", grace_s=job.spec.grace_s)
+
+
+def _vacate(draft: Draft, formation: Formation) -> None:
+    """Drained places that hold no role: what runs there and waits for one is ended, and nothing follows it."""
+    job, plan = draft.job, draft.job.plan
+    assert plan is not None
+    if not job.drains:
+        return
+    idle = [
+        seats.rank_of(plan, worker)
+        for worker, report in seats.present(job).items()
+        if seats.drained(job, worker) and formation.role_of(worker) is None
+        if not report.gone and not _on_its_way_out(report)
+    ]
+    if idle:
+        _next_life(draft, [rank for rank in idle if rank is not None])
+        _direct_all(draft)
+
+
+def refill(draft: Draft, place: str) -> None:
+    """A place that was drained gets a new process, unless nobody has left it yet."""
+    job, plan = draft.job, draft.job.plan
+    node, _, local_rank = place.rpartition("/")
+    member = plan.member(node) if plan is not None and job.formation is not None else None
+    if member is None:
+        return
+    rank = member.first_rank + int(local_rank)
+    worker = seats.present(job).get(seats.name(node, int(local_rank), job.lives.get(rank, 0)))
+    if worker is None or worker.gone:
+        _next_life(draft, [rank])
+        _direct_all(draft)
 
 
 def _on_its_way_out(worker: WorkerReport) -> bool:

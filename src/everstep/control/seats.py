@@ -132,12 +132,12 @@ def survivors(job: Job, formation: Formation) -> list[str]:
 
 
 def first(job: Job, epoch: int) -> Formation | None:
-    """The job's first formation: when every place of the plan has a worker which waits ready."""
+    """The job's first formation: when every place of the plan that is not drained has a worker which waits ready."""
     plan = job.plan
     assert plan is not None
     workers = present(job)
     ready = {n: w.session for n, w in workers.items() if w.session and w.session.stage is Stage.READY and not w.exit}
-    if len(ready) < plan.world_size:
+    if len(ready) < num_places(job):
         return None
     order = sorted(ready, key=lambda worker: rank_of(plan, worker) or 0)
     return Formation(epoch, tuple(seat_of(ready[worker]) for worker in order), abort=False, floor=0)
@@ -181,15 +181,18 @@ def without_dead(job: Job, formation: Formation, epoch: int) -> Formation | None
 def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
     """A planned change: leavers go, ready workers take their roles, or one that is free. None: no change.
 
-    Where the number of members may not change, a leaver stays until somebody can take its role.
+    A drained place waits until somebody else is there to go on; a node that leaves does not. Where the number of
+    members may not change, a leaver stays until somebody can take its role.
     """
-    num_stay = sum(not leaving(job, seat.worker) for seat in formation.seats)
+    goes = {seat.worker for seat in formation.seats if leaving(job, seat.worker)}
     waiting = ready_ones(job, formation)
+    if len(goes) == len(formation.seats) and not waiting:
+        goes = {worker for worker in goes if on_leaver(job, worker)}
     if not job.fixed:
-        waiting = waiting[: max(0, target(job) - num_stay)]
+        waiting = waiting[: max(0, target(job) - len(formation.seats) + len(goes))]
     seats = []
     for seat in formation.seats:
-        if not leaving(job, seat.worker):
+        if seat.worker not in goes:
             seats.append(seat)
         elif waiting:
             seats.append(seat_of(waiting.pop(0)))
@@ -258,6 +261,23 @@ def dead(job: Job, formation: Formation) -> list[str]:
 
 
 def leaving(job: Job, worker: str) -> bool:
+    """Its node leaves, or its place was drained."""
+    return on_leaver(job, worker) or drained(job, worker)
+
+
+def drained(job: Job, worker: str) -> bool:
+    """A person wants its place empty."""
+    return bool(job.drains) and worker.partition("#")[0] in job.drains
+
+
+def num_places(job: Job) -> int:
+    """Places of the plan that are to be filled."""
+    assert job.plan is not None
+    places = (f"{member.node}/{k}" for member in job.plan.members for k in range(member.slots) if job.drains)
+    return job.plan.world_size - sum(place in job.drains for place in places)
+
+
+def on_leaver(job: Job, worker: str) -> bool:
     node = job.nodes.get(place(worker)[0])
     return node is not None and node.report.leaving
 
@@ -265,7 +285,7 @@ def leaving(job: Job, worker: str) -> bool:
 def all_leave(job: Job) -> bool:
     """Nobody stays who could go on; but where somebody came to the end of the script, so will the leavers."""
     assert job.formation is not None
-    if not all(leaving(job, seat.worker) for seat in job.formation.seats):
+    if not all(on_leaver(job, seat.worker) for seat in job.formation.seats):
         return False
     through = [job.nodes.get(end.node) for end in job.ended.values() if end.exit.cause is ExitCause.OK]
     return all(node is None or node.report.leaving for node in through)

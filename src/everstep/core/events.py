@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from everstep.core.dealing import Dealing
 from everstep.core.formation import Formation
 from everstep.core.types import Blame, EpochPlan, Exit, JobSpec, NodeLoss, NodeReport, Verdict
 
@@ -64,11 +65,31 @@ class StopAsked(Event, frozen=True):
     stop_at_step: int = 0
 
 
+class DrainAsked(Event, frozen=True):
+    """A person wants this target out of the job: a node, or the place of one worker (node/local_rank).
+
+    `undo`: that place is to be filled again.
+    """
+
+    target: str
+    undo: bool = False
+
+
 class Ticked(Event, frozen=True):
     """Time passed; journalled only when it made the machine act."""
 
 
-Input = JobSubmitted | ControllerStarted | NodeReported | NodeGone | HangSuspected | HangJudged | StopAsked | Ticked
+Input = (
+    JobSubmitted
+    | ControllerStarted
+    | NodeReported
+    | NodeGone
+    | HangSuspected
+    | HangJudged
+    | StopAsked
+    | DrainAsked
+    | Ticked
+)
 
 
 # Records ----------------------------------------------------------------------------------------------
@@ -109,6 +130,13 @@ class PlanAmended(Event, frozen=True):
     """A node got a place in the running epoch; no other worker is touched."""
 
     plan: EpochPlan
+
+
+class StepsDealt(Event, frozen=True):
+    """From some step on, what was committed was dealt in another way. `missed`: dealings before it may not be known."""
+
+    dealing: Dealing
+    missed: bool = False
 
 
 class StepResumed(Event, frozen=True):
@@ -214,6 +242,7 @@ Record = (
     | EpochFormed
     | FormationMade
     | PlanAmended
+    | StepsDealt
     | StepResumed
     | WorkerEnded
     | IncidentOpened

@@ -20,6 +20,8 @@ import enum
 
 import msgspec
 
+from everstep.core.dealing import Dealing
+
 
 class Seat(msgspec.Struct, frozen=True, tag=True):
     """One worker's place."""
@@ -67,3 +69,4 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     gap_s: float = -1.0  # between the last commit before this epoch and the first in it; -1: there is none
     fixed: bool = False  # the number of members may not change: a dead one's role waits for who takes it over
     failure: str = ""  # what its restartable function raised in `epoch`; it waits for the next one, in this process
+    dealt: tuple[Dealing, ...] = ()  # the last changes of how the steps committed here were dealt, RECENT at most

@@ -183,6 +183,8 @@ class Directive(msgspec.Struct, frozen=True, tag=True):
     kill_ranks: tuple[int, ...] = ()  # judged hung: SIGKILL at once instead of SIGTERM
     formation: Formation | None = None  # with RUN: who holds which role; sessions hear of it
     lives: tuple[int, ...] = ()  # with RUN: a place with an older life is to get a new process; empty: all 0
+    leave: bool = False  # a person wants the node out of the job: it gives itself up, whatever else it is to do
+    vacant: tuple[int, ...] = ()  # places that a person wants empty: they get no new process
 
 
 class StacksAsked(msgspec.Struct, frozen=True, tag=True):

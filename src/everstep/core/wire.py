@@ -102,6 +102,16 @@ class StopRequest(_Message, frozen=True):
     grace_s: float = 30.0
 
 
+class DrainRequest(_Message, frozen=True):
+    """Somebody wants a node, or one worker of it, out of the job. `undo`: such a place is to be filled again.
+
+    The Reply has `target`, or why not: `refused`.
+    """
+
+    target: str
+    undo: bool = False
+
+
 class NodeDied(_Message, frozen=True):
     """A launcher saw an agent's process end. `status`: exit status, or minus the signal."""
 
@@ -121,6 +131,7 @@ Talk = (
     Query
     | Reply
     | StopRequest
+    | DrainRequest
     | NodeDied
     | Bye
     | NodeReport

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from everstep.core.dealing import Stream
 from everstep.data.sampler import MicroBatch, Sampler
 
 
@@ -45,6 +46,12 @@ class Batches:
         self.sampler = Sampler(
             num_samples, global_batch, micro_batch=micro_batch, seed=seed, shuffle=shuffle, drop_last=drop_last
         )
+        self._stream = self.sampler.stream
+
+    @property
+    def stream(self) -> Stream:
+        """What the order of samples follows from."""
+        return self._stream
 
     def share(self, step: int, num_members: int, role: int) -> Iterator[tuple[MicroBatch, Any]]:
         """This member's micro-batches of the step, each with its samples; none for a member without a sample.

@@ -15,6 +15,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple, SupportsIndex
 
+from everstep.core.dealing import Stream
+
 NUM_ROUNDS = 8  # triples of places show no bias over 30,000 keys from size 10 on; with 6, up to size 9 they do
 SMALL_SIZE, SMALL_ROUNDS = 64, 24  # all orders of 5 and 6 show 14 % of bias with 8 rounds, some with 12, none with 16
 WORD = (1 << 64) - 1
@@ -108,6 +110,17 @@ class Sampler:
                 f"drop_last=True with {self.num_samples} samples and global_batch={self.global_batch} drops every "
                 "sample: make global_batch smaller, or set drop_last=False"
             )
+
+    @classmethod
+    def of(cls, stream: Stream) -> Sampler:
+        """The sampler of a stream that was told."""
+        seed, shuffle, drop_last = int(stream.seed), stream.shuffle, stream.drop_last
+        return cls(stream.num_samples, stream.global_batch, seed=seed, shuffle=shuffle, drop_last=drop_last)
+
+    @property
+    def stream(self) -> Stream:
+        """What the order of samples follows from. How a share is cut into micro-batches does not matter to it."""
+        return Stream(self.num_samples, self.global_batch, str(self.seed), bool(self.shuffle), bool(self.drop_last))
 
     def step_positions(self, step: int) -> range:
         """The positions all members together consume in this step."""

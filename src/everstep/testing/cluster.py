@@ -344,6 +344,8 @@ class Cluster:
 
 def followed(report: NodeReport, directive: Directive) -> bool:
     """Whether a node's report shows that it does what it was told."""
+    if directive.leave and not report.leaving:
+        return False
     match directive.action:
         case Action.RUN:
             current = all(w.life >= life for w, life in zip(report.workers, directive.lives, strict=False))

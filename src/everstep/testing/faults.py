@@ -152,9 +152,17 @@ class Faults:
     def node_leaves(self) -> bool:
         agent = self._agent()
         if agent is not None:
-            agent.feed(n.LeaveAsked())
+            self._ask_to_leave(agent)
             self.cluster.clock.after(self.rng.uniform(2.0, 20.0), self._restart, agent.name)
         return agent is not None
+
+    def _ask_to_leave(self, agent: SimAgent) -> None:
+        """By a signal to its agent, or through the controller."""
+        controller = self.cluster.controller
+        if controller.up and agent.name in controller.job.nodes and self.rng.random() < 0.5:
+            controller.feed(e.DrainAsked(agent.name))
+        else:
+            agent.feed(n.LeaveAsked())
 
     # The network ----------------------------------------------------------------------------------------
 

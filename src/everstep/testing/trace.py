@@ -18,6 +18,8 @@ def directive(order: Directive) -> str:
     cut = " cut" if order.cut else ""
     if order.formation is not None:
         cut += f" lives {list(order.lives)} {formation(order.formation)}"
+    if order.leave:
+        cut += " leave"
     return f"{order.action.value.upper()}{epoch}{cut} ({order.term}.{order.seq})"
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from everstep.comms.collectives import Communicator
 from everstep.comms.fabric import Fabric, Superseded
 from everstep.comms.link import LinkError
+from everstep.core.dealing import RECENT, Dealing, Stream
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, SessionReport, Stage
 from everstep.state.flatten import Flat
@@ -69,6 +70,8 @@ class Engine:
         self._stage = Stage.WARMING
         self._epoch = 0
         self._entered = 0  # the epoch whose links the main thread uses; the machine may be ahead of it
+        self._dealt_to = 0  # members that the step under way was dealt to
+        self._dealt: tuple[Dealing, ...] = ()
         self._fetched = False
         self._place: tuple[int, int] | None = None  # role and number of members, of a state that depends on them
 
@@ -120,7 +123,7 @@ class Engine:
         """Wait until a step may begin; its number. Changes of epoch that are due happen in here."""
         command = self._until(protocol.Ready)
         assert isinstance(command, protocol.Ready)
-        self._epoch, self._fetched = command.epoch, False
+        self._epoch, self._dealt_to, self._fetched = command.epoch, self.num_members, False
         if self._stage is not Stage.MEMBER or self._resumed_in != command.epoch:
             self.say(Stage.MEMBER)
         return command.step
@@ -145,13 +148,13 @@ class Engine:
             raise EpochBroken(self.epoch, f"step {before} is not committed here: it is done again, or was copied")
         return False
 
-    def applied(self) -> None:
-        """The optimizer is through: the step is committed."""
+    def applied(self, streams: tuple[Stream, ...] = ()) -> None:
+        """The optimizer is through: the step is committed. `streams`: what it took its samples from."""
         self._feed(protocol.Applied())
-        self._note_commit()
+        self._note_commit(streams)
 
-    def skipped(self) -> None:
-        self._note_commit()
+    def skipped(self, streams: tuple[Stream, ...] = ()) -> None:
+        self._note_commit(streams)
 
     def in_epoch(self) -> bool:
         """Whether the epoch of the step under way still is."""
@@ -318,13 +321,25 @@ class Engine:
 
     # What is told ---------------------------------------------------------------------------------------
 
-    def _note_commit(self) -> None:
+    def _note_commit(self, streams: tuple[Stream, ...]) -> None:
         now = time.monotonic()
+        changed = self._note_dealing(streams)
         if self._resumed_in != self._epoch:
             self._resumed_in = self._epoch
             self._gap_s = now - self._committed_s if self._committed_s else -1.0
+            changed = True
+        if changed:
             self._tell()
         self._committed_s = now
+
+    def _note_dealing(self, streams: tuple[Stream, ...]) -> bool:
+        """Whether the step just committed was dealt in another way than the one before it."""
+        last = self._dealt[-1] if self._dealt else None
+        if last is not None and (last.epoch, last.streams) == (self._epoch, streams):
+            return False
+        dealing = Dealing(self._epoch, self._dealt_to, self.committed - 1, streams)
+        self._dealt = (*self._dealt, dealing)[-RECENT:]
+        return True
 
     def _tell(self) -> None:
         with self._news:
@@ -341,5 +356,6 @@ class Engine:
                 resumed=self._resumed_in == self._entered > 0,
                 gap_s=self._gap_s,
                 fixed=self._place is not None,
+                dealt=self._dealt,
             )
         )

@@ -34,6 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from everstep.comms.collectives import Communicator
 from everstep.comms.fabric import Fabric
 from everstep.core import identity
+from everstep.core.dealing import Stream
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat, Stage
 from everstep.data.batches import Batches
@@ -287,6 +288,7 @@ class Step:
         self._reduced: bool | None = None  # whether the reduced gradients are finite; None: not reduced yet
         self._voted = False
         self._stepped: list[torch.optim.Optimizer] = []
+        self._streams: tuple[Stream, ...] = ()  # what it took samples from
 
     def __enter__(self) -> Self:
         run = self._run
@@ -328,6 +330,7 @@ class Step:
                 f"global_batch which micro_batch x {run.num_members} divides, or a smaller micro_batch"
             )
         dealt = batches.share(self.index, run.num_members, run.role)
+        self._streams = (*self._streams, batches.stream)
         following = next(dealt, None)
         while following is not None:
             (micro, batch), following = following, next(dealt, None)
@@ -376,7 +379,7 @@ class Step:
 
     def _is_committed(self, applied: bool) -> None:
         engine = self._run._engine
-        engine.applied() if applied else engine.skipped()
+        engine.applied(self._streams) if applied else engine.skipped(self._streams)
         self.committed = True
         boot.committed(engine.committed)
 
