@@ -64,3 +64,4 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     gap_s: float = -1.0  # between the last commit before this epoch and the first in it; -1: there is none
     fixed: bool = False  # the number of members may not change: a dead one's role waits for who takes it over
     failure: str = ""  # what its restartable function raised in `epoch`; it waits for the next one, in this process
+    goal: int = 0  # committed steps at which its loop ends; 0: not known

@@ -69,6 +69,7 @@ class Engine:
         self._epoch = 0
         self._entered = 0  # the epoch whose links the main thread uses; the machine may be ahead of it
         self._fetched = False
+        self._goal = 0
 
     # What the session sees ------------------------------------------------------------------------------
 
@@ -98,6 +99,12 @@ class Engine:
         """The state is complete and can be seated: from here on formations have an effect."""
         self._owner = owner
         self.say(Stage.READY)
+
+    def aim(self, num_steps: int) -> None:
+        """The loop of this script ends when the job has so many steps."""
+        if num_steps != self._goal:
+            self._goal = num_steps
+            self._tell()
 
     def ready(self) -> int:
         """Wait until a step may begin; its number. Changes of epoch that are due happen in here."""
@@ -309,5 +316,6 @@ class Engine:
                 host=self._host,
                 resumed=self._resumed_in == self._entered > 0,
                 gap_s=self._gap_s,
+                goal=self._goal,
             )
         )
