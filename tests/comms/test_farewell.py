@@ -1,4 +1,4 @@
-"""A worker that ends as it should: what it had sent arrives, and who is dead or hangs holds it up for a while at most."""
+"""A worker that ends as it should: what it had sent arrives, and who hangs holds it up for a while at most."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ host's launcher runs in a mount namespace in which another one lies there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -85,7 +86,7 @@ def two_hosts(
 
 
 def agents(run: LocalRun) -> list[int]:
-    return [int(path.read_text()) for path in run.run_dir.glob("agent-*.pid")]
+    return [int(path.read_text()) for path in (run.directory / "runs").glob("*-*/agent-*.pid")]
 
 
 def roles_elsewhere(run: SessionRun) -> list[int]:
@@ -95,7 +96,8 @@ def roles_elsewhere(run: SessionRun) -> list[int]:
 
 def test_two_hosts_lose_a_member_and_a_node_each(tmp_path: Path) -> None:
     """A10: also the node with role 0. Members of one host share memory, the others speak TCP."""
-    with two_hosts(tmp_path, "--nnodes", "1:2", "--nproc-per-node", "2", args=steps(ENDLESS)) as (run, other):
+    options = ("--nnodes", "1:2", "--nproc-per-node", "2", "--set", "control.last_call_s=20")
+    with two_hosts(tmp_path, *options, args=steps(ENDLESS)) as (run, other):
         run.until_committed(20)
         run.until_members(4)
         assert len(roles_elsewhere(run)) == 2
@@ -107,7 +109,7 @@ def test_two_hosts_lose_a_member_and_a_node_each(tmp_path: Path) -> None:
             os.kill(agent, signal.SIGKILL)
             run.until(lambda number=number: len(run.events(e.NodeLost)) == number)
             run.until_members(2)
-            run.until_members(4)
+            run.until_members(4, timeout_s=60.0)
             assert len(roles_elsewhere(run)) == 2
         run.stop()
         other.wait()
@@ -116,19 +118,26 @@ def test_two_hosts_lose_a_member_and_a_node_each(tmp_path: Path) -> None:
 
 
 def test_a_standby_on_another_host_makes_the_same_bits(tmp_path: Path) -> None:
-    """E5: with dropout and random numbers of Python and numpy. And all hear the last vote, though each ends at once."""
-    args = steps(50, "--noise")
-    with SessionRun(tmp_path / "quiet", "--nproc-per-node", "2", args=args) as quiet:
-        assert quiet.wait() == ExitCode.OK
-    options = ("--nnodes", "2", "--nproc-per-node", "1")
-    with two_hosts(tmp_path / "killed", *options, there=("--standbys", "1"), args=args) as (run, other):
+    """E5: with dropout and random numbers of Python and numpy; over TCP, and after the change in shared memory.
+
+    The undisturbed job ends as soon as its members can: all must hear the last vote.
+    """
+    options, args = ("--nnodes", "2", "--nproc-per-node", "1"), steps(ENDLESS, "--noise")
+    with two_hosts(tmp_path / "quiet", *options, args=(*args, "--leave", "59")) as (quiet, other):
+        assert quiet.wait() == other.wait() == ExitCode.OK
+        assert not quiet.events(e.IncidentOpened)
+        assert [lines[-1].step for lines in quiet.commits().values()] == [59, 59]
+    with two_hosts(tmp_path / "killed", *options, there=("--local-nodes", "2"), args=args) as (run, other):
         run.until_committed(10)
         run.until_standby()
-        run.kill_member(roles_elsewhere(run)[0])
-        assert run.wait() == other.wait() == ExitCode.OK
-        assert run.check(50) == quiet.check(50)
-        assert outcomes(run) == ["recovered"]
-        assert sum(lines[-1].step == 49 for lines in run.commits().values() if lines) == 2
+        (stays,) = roles_elsewhere(run)
+        run.kill_member(1 - stays)
+        run.until_committed(max(60, run.committed() + 10))
+        assert roles_elsewhere(run) == [0, 1] and len(run.until_members(2)) == 2
+        run.stop()
+        other.wait()
+        assert run.check()[:60] == quiet.check(60)
+        assert outcomes(run)[0] == "recovered"
 
 
 # Leaving the loop ---------------------------------------------------------------------------------------
@@ -176,25 +185,23 @@ def test_every_kind_of_end_is_told_and_leaves_nothing_behind(tmp_path: Path) -> 
         children = {int(path.name.partition("-")[2]): int(path.read_text()) for path in tmp_path.glob("child-*")}
         run.until(lambda: not any(alive(child) for pid, child in children.items() if pid not in pids))
         ends = {w.exit.cause: w.exit for w in run.events(e.WorkerEnded)}
-        assert set(ends) == {ExitCause.ERROR, ExitCause.UNFINISHED, ExitCause.SIGNAL} or set(ends) == {
-            ExitCause.ERROR,
-            ExitCause.EXIT_CODE,
-            ExitCause.SIGNAL,
-        }
+        assert set(ends) == {ExitCause.ERROR, ExitCause.EXIT_CODE, ExitCause.SIGNAL}
         assert "from outside, not by Everstep" in ends[ExitCause.SIGNAL].message and killed not in pids
         assert [len(opened.culprits) for opened in run.events(e.IncidentOpened)] == [1, 1, 1]
         assert not [update for update in run.events(e.IncidentUpdated) if update.collateral]
         assert all(resumed.gap_s < 1.0 for resumed in run.events(e.StepResumed))
         logs = run.run_dir / "logs" / "node0" / "attempt_1"
-        assert {path.name for path in logs.iterdir()} == {"0", "1", "1.1", "2", "2.1", "3", "3.1"}
+        assert len(list(logs.iterdir())) == 4 + 3  # of every life of every place
         assert "this member's own mistake" in (logs / "1" / "stderr.log").read_text()
-        run.check()
-        processes = [*run.processes(), *(child for pid, child in children.items() if pid in pids)]
+        for child in (child for pid, child in children.items() if pid in pids):
+            os.kill(child, signal.SIGKILL)  # programs do not end with their parents when nobody is left to end them
+        processes = run.processes()
         began = time.monotonic()
         run.signal(signal.SIGKILL)
         while any(alive(process) for process in processes):
             assert time.monotonic() - began < 2.0, "a process outlived its launcher"
             time.sleep(0.01)
+        run.check()
 
 
 def test_a_stop_is_at_the_same_step_and_waits_for_no_hung_member(tmp_path: Path) -> None:
@@ -228,9 +235,7 @@ def test_an_agent_dies_before_the_first_step(tmp_path: Path) -> None:
         run.until(lambda: run.events(e.NodeLost))
         run.until(lambda: run.events(e.FormationMade))
         run.kill_agent("node0")
-        began = time.monotonic()
-        run.until_members(2)
-        assert time.monotonic() - began < 10.0
+        run.until_members(2, timeout_s=25.0)
         run.stop()
         run.check(restarts=1)
 
@@ -244,7 +249,7 @@ def test_deaths_in_a_large_reduction(tmp_path: Path) -> None:
         story = run.check(16)
         assert came(run, faults) and set(outcomes(run)) == {"recovered"}
         assert any(story[step].members < story[step - 1].members for step in (3, 6, 9)), "no death undid a step"
-        assert {w.exit.signal for w in run.events(e.WorkerEnded) if w.exit.failed} == {signal.SIGKILL}
+        assert {w.exit.cause for w in run.events(e.WorkerEnded) if w.exit.failed} == {ExitCause.SIGNAL}
 
 
 # Data and numbers ---------------------------------------------------------------------------------------
@@ -259,10 +264,10 @@ def test_samples_and_numbers_are_the_oracles_whoever_dies_when(tmp_path: Path) -
         assert run.wait() == ExitCode.OK
         story = run.check(40)
         assert came(run, faults) and set(outcomes(run)) == {"recovered"}
-        assert [story[step].members < story[step - 1].members for step in (3, 7, 8)] == [True] * 3
+        assert story[3].members == 3 and story[2].members == 4
         consumed = run.consumed(story)
         for first in range(0, 40, 8):
-            assert sorted(sum(consumed[first : first + 8], [])) == list(range(NUM_SAMPLES))
+            assert sorted(itertools.chain(*consumed[first : first + 8])) == list(range(NUM_SAMPLES))
         sampler = Sampler(NUM_SAMPLES, 25, seed=SEED)
         assert consumed == [list(sampler.samples(sampler.step_positions(step))) for step in range(40)]
         truth = oracle(40, 25, 40)

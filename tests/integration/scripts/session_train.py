@@ -5,9 +5,9 @@ under way the others may come to have its gradients, and commit them if it dies.
 each commit, with a digest of all state.
 
 --fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0, after the
-commit), vanish (os._exit), sleep, die (before the vote), die-middle (after its first micro-batch), die-reduce (up to 8 ms
-after its last backward began), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block, after
-the commit). --leave STEP: all leave the loop after it.
+commit), vanish (os._exit), sleep, die (before the vote), die-middle (after its first micro-batch), die-reduce (up to
+8 ms after its last backward began), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block,
+after the commit). --leave STEP: all leave the loop after it.
 --bug STEP: all members raise there, always.
 """
 
