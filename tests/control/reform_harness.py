@@ -24,6 +24,7 @@ class World:
         self.nodes: dict[str, n.Node] = {}
         self.heard: dict[str, Formation] = {}  # worker -> the newest formation it heard of
         self.committed = 0
+        self.goal = 0  # steps of the loops of all scripts
         self.records: list[e.Record] = []
         self.inbox: list[tuple[str, n.NodeEvent]] = []
         self.feed(e.JobSubmitted(spec))
@@ -85,7 +86,7 @@ class World:
         name, local_rank, _ = seats.place(worker)
         host = f"host-{name}"
         committed = more.pop("committed", self.committed if stage in (Stage.MEMBER, Stage.LEFT) else -1)
-        more = {"fixed": self.fixed, **more}
+        more = {"fixed": self.fixed, "goal": self.goal, **more}
         here = f"{name}:{local_rank}"
         said = SessionReport(worker, stage, committed, epoch, epoch, here, host, **more)  # type: ignore[arg-type]
         self.inbox.append((name, n.SessionSpoke(self.nodes[name].report.epoch, local_rank, said)))

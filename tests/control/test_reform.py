@@ -349,3 +349,42 @@ def test_a_lost_node_and_stopped_workers_cost_no_restart() -> None:
         world.inbox.append(("n2", n.WorkerGone(1, local_rank, Exit(ExitCause.GRACE, world.now))))
     world.settle()
     assert world.job.restarts == 0 and world.seated() == ["n1/0#0", "n1/1#0"]
+
+
+def test_who_ends_before_the_others_is_left_behind_and_replaced() -> None:
+    """Exit status 0 at step 1 of 100 is a failure once the others go on; they do not wait for it."""
+    world = World()
+    world.goal = 100
+    world.running()
+    world.die(ALL[2], ExitCause.OK, "")
+    assert world.seated() == [ALL[0], ALL[1], ALL[3]] and world.job.formation.abort
+    assert not world.said(e.IncidentOpened) and "n2/0#1" not in world.workers()
+    world.follow()
+    (opened,) = world.said(e.IncidentOpened)
+    assert opened.kind == "left-early" and [blame.rank for blame in opened.culprits] == [2]
+    assert opened.why == "rank 2 on n2 ended (exit 0) at step 1 while the others went on"
+    assert "n2/0#1" in world.workers() and world.job.restarts == 1
+    assert world.job.stage is JobStage.RUNNING and world.job.incident is None
+
+
+def test_who_ends_before_the_others_may_end_the_job() -> None:
+    world = World(spec=spec(max_restarts=0))
+    world.goal = 100
+    world.running()
+    world.die(ALL[2], ExitCause.OK, "")
+    world.follow()
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.FAILED
+    assert "at step 1 while the others went on" in world.job.outcome.why
+
+
+def test_all_leave_their_loops_at_the_same_step() -> None:
+    """However slowly one after the other ends: nobody made a step without the others."""
+    world = World()
+    world.goal = 100
+    world.running()
+    for worker in ALL:
+        world.tick(1.0)
+        world.die(worker, ExitCause.OK, "")
+    world.tick(6.0)
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+    assert not world.said(e.IncidentOpened)

@@ -15,6 +15,7 @@ import os
 import runpy
 import signal
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ class Line(NamedTuple):
     time: float
     digest: str = ""
     lr: float = 0.0
+    norm: float = 0.0  # of the gradients of the whole global batch
 
 
 Deal = tuple[int, int, int]  # step, number of members, role
@@ -57,6 +59,7 @@ class Committed(NamedTuple):
     members: int
     digest: str
     lr: float
+    norm: float
     loss: float
 
 
@@ -194,9 +197,20 @@ class SessionRun(LocalRun):
         assert sorted(by_step) == list(range(num_steps)), f"steps missing: {set(range(num_steps)) - set(by_step)}"
         return [self._check_step(step, by_step[step], shares, restarts) for step in range(num_steps)]
 
+    def consumed(self, story: Sequence[Committed]) -> list[list[int]]:
+        """By step: the samples of the shares that its commit is made of, in order of roles."""
+        shares: dict[tuple[int, int], tuple[int, ...]] = {}
+        for line in (line for lines in self._begun.look().values() for line in lines):
+            if line.members == story[line.step].members:
+                shares[line.step, line.role] = max(shares.get((line.step, line.role), ()), line.samples, key=len)
+        return [
+            [sample for role in range(step.members) for sample in shares.get((number, role), ())]
+            for number, step in enumerate(story)
+        ]
+
     def _check_step(self, step: int, lines: list[Line], shares: dict[Deal, float], restarts: int) -> Committed:
         """All who committed it did the same, and the members it was dealt to computed each of its samples once."""
-        ((num_members, rate),) = {(line.members, line.lr) for line in lines}
+        ((num_members, rate, norm),) = {(line.members, line.lr, line.norm) for line in lines}
         digests: dict[int, str] = {}
         for line in lines:
             assert digests.setdefault(line.role % self.shards, line.digest) == line.digest, lines
@@ -206,7 +220,7 @@ class SessionRun(LocalRun):
         missing = [deal for deal in deals if deal not in shares]
         assert not missing, f"step {step}: committed with the shares of {missing}, which nobody computed"
         whole = " ".join(digests[shard] for shard in range(self.shards))
-        return Committed(num_members, whole, rate, loss=sum(shares[deal] for deal in deals))
+        return Committed(num_members, whole, rate, norm, loss=sum(shares[deal] for deal in deals))
 
     def _shares(self, begun: dict[int, list[Line]]) -> dict[Deal, float]:
         """The loss of every share that was computed. Done again with the same members, it came to the same."""
@@ -223,23 +237,31 @@ class SessionRun(LocalRun):
         return sampler.samples(sampler.share(step, members, role))
 
 
-def oracle(num_steps: int, global_batch: int, count: int, script: Path = SCRIPT) -> tuple[list[float], list[float]]:
-    """Losses and learning rates of the first `count` steps of the script's training, whatever the members: computed in
-    one process, on whole batches, without a session."""
+class Oracle(NamedTuple):
+    """By step."""
+
+    losses: list[float]
+    rates: list[float]
+    norms: list[float]
+
+
+def oracle(num_steps: int, global_batch: int, count: int, script: Path = SCRIPT) -> Oracle:
+    """Of the first `count` steps of the script's training, whatever the members: computed in one process, on whole
+    batches, without a session."""
     names = runpy.run_path(str(script))
     model = names["build"](dropout=0.0, norm=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     batches = Batches(names["data"](), global_batch=global_batch, seed=SEED)
-    losses, rates = [], []
+    found = Oracle([], [], [])
     for step in range(count):
         ((_, (x, y, _numbers)),) = batches.share(step, 1, 0)
         loss = (model(x) - y).square().mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        found.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-        rates.append(optimizer.param_groups[0]["lr"])
-    return losses, rates
+        found.losses.append(float(loss.detach()))
+        found.rates.append(optimizer.param_groups[0]["lr"])
+    return found

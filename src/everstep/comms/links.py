@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from everstep.comms import delta, door, forks, link
 from everstep.comms.board import Board
 from everstep.comms.link import Hello, LinkError, Ready, Settled, Welcome, Wire
-from everstep.comms.stream import Connection, Stream, over
+from everstep.comms.stream import Connection, Stream, farewell, over
 from everstep.core.formation import Formation, Seat
 
 CONCURRENT = 32  # handshakes this worker dials at the same time
@@ -90,7 +90,7 @@ class Links:
         self._loop.call_soon_threadsafe(work)
 
     def stop(self) -> None:
-        """End all links and the thread."""
+        """End all links and the thread, once the others have all that was sent to them."""
         self.ask(self._end_all()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -107,6 +107,7 @@ class Links:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
+        await farewell(self.streams.values())
         for worker in {*self.boards, *(worker for worker, _ in self.streams)}:
             self._drop(worker)
 

@@ -6,15 +6,22 @@ ends with the epoch. All I/O on a stream happens in there; the frames are the bu
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from everstep.comms.flag import Flag
 from everstep.comms.halves import Receiver, Sender, StreamEnded
 from everstep.core.errors import EpochBroken
+
+FAREWELL_S = 5.0  # for a side that lives and reads; one that died is known at once, one that hangs costs this once
+TICK_S = 0.002
+_DROP_BYTES = 64 << 10
+_CLOSING = (4, 9, 11)  # states of a connection whose last byte was not acknowledged: FIN_WAIT1, LAST_ACK, CLOSING
 
 
 class Epoch(Protocol):
@@ -54,6 +61,38 @@ class Stream:
         self.ended = True
         with contextlib.suppress(OSError):  # the other side was faster
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """No more from this side. What was sent stays on its way."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def delivered(self) -> bool:
+        """After `finish`: whether the other side has received all that was sent, or never will.
+
+        What still comes is thrown away: closing a connection with something unread in it resets it, and what is on its
+        way to the other side is lost.
+        """
+        try:
+            while self._sock.recv(_DROP_BYTES, socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            pass
+        except OSError:
+            return True
+        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CLOSING
+
+
+async def farewell(streams: Iterable[Stream]) -> None:
+    """Send no more on these, and wait until the other sides have what was sent before, for a while at most."""
+    waiting = [stream for stream in streams if not stream.ended]
+    for stream in waiting:
+        stream.finish()
+    deadline = time.monotonic() + FAREWELL_S
+    while (waiting := [stream for stream in waiting if not stream.delivered()]) and time.monotonic() < deadline:
+        # The kernel has no event for an acknowledgement; closing with SO_LINGER waits for it, but in this one thread,
+        # one after the other, and not if something came meanwhile.
+        await asyncio.sleep(TICK_S)
 
 
 def exchange(

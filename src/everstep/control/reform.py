@@ -95,7 +95,8 @@ def react(draft: Draft) -> bool:
         return False
     if draft.job.stage is Stage.RESEATING:
         _check_resumed(draft)
-    _plan_change(draft)
+    if draft.job.stage not in ENDED:
+        _plan_change(draft)
     return not _overdue(draft)
 
 
@@ -361,9 +362,36 @@ def _check_resumed(draft: Draft) -> None:
             return
     known = [session for session in members if session is not None]
     gap_s = max((session.gap_s for session in known), default=-1.0)
-    draft.note(e.StepResumed(formation.epoch, max((s.committed for s in known), default=-1), gap_s))
+    committed = max((s.committed for s in known), default=-1)
+    _replace_early(draft, committed)
+    if draft.job.stage in ENDED:
+        return
+    draft.note(e.StepResumed(formation.epoch, committed, gap_s))
     draft.set(incident=None)
     draft.enter(Stage.RUNNING)
+
+
+def _replace_early(draft: Draft, committed: int) -> None:
+    """The others went on to `committed` steps. Whose script had ended before failed, whatever its exit status says.
+
+    Not sooner: when all leave the loop at the same step, that is the end of the job.
+    """
+    job, plan = draft.job, draft.job.plan
+    assert plan is not None
+    blames = []
+    for worker in seats.left_behind(job, committed):
+        node, rank = seats.place(worker)[0], seats.rank_of(plan, worker)
+        assert rank is not None
+        blames.append(Blame(rank, node, "left-early", f"ended (exit 0) at step {seats.steps_of(job, worker)}"))
+    if not blames:
+        return
+    if job.incident is None:
+        why = f"rank {blames[0].rank} on {blames[0].node} {blames[0].detail} while the others went on"
+        draft.open_incident("left-early", blames, why, counts=True)
+        verdicts.charge(draft)
+    _next_life(draft, [blame.rank for blame in blames])
+    if draft.job.stage not in ENDED:
+        _direct_all(draft)
 
 
 def _plan_change(draft: Draft) -> None:

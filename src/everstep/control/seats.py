@@ -95,8 +95,28 @@ def finished(job: Job, formation: Formation) -> set[str]:
     if not job.ended:
         return set()
     sessions = sessions_of(job)
-    done = [seat.worker for seat in formation.seats if ended_well(job, seat.worker)]
+    done = [seat.worker for seat in formation.seats if ended_well(job, seat.worker) and not early(job, seat.worker)]
     return {w for w in done if w in sessions and sessions[w].epoch >= formation.epoch and not _left(sessions[w])}
+
+
+def early(job: Job, worker: str) -> bool:
+    """Its script ended well before the last step of the longest loop: those who go on must not wait for it."""
+    sessions = sessions_of(job)
+    goal = max((session.goal for session in sessions.values()), default=0)
+    return goal > 0 and ended_well(job, worker) and steps_of(job, worker) < goal
+
+
+def steps_of(job: Job, worker: str) -> int:
+    """Committed steps that a worker whose script ended had seen."""
+    assert job.plan is not None
+    session = sessions_of(job).get(worker)
+    return max(job.ended[rank_of(job.plan, worker) or 0].exit.step, session.committed if session is not None else -1)
+
+
+def left_behind(job: Job, committed: int) -> list[str]:
+    """Whose script ended well although others went on from there, to `committed` steps. A leaver is asked to do so."""
+    over = [worker for worker in present(job) if early(job, worker) and steps_of(job, worker) < committed]
+    return [worker for worker in over if not _left(sessions_of(job).get(worker)) and not leaving(job, worker)]
 
 
 def complete(job: Job, formation: Formation) -> bool:

@@ -70,3 +70,4 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     fixed: bool = False  # the number of members may not change: a dead one's role waits for who takes it over
     failure: str = ""  # what its restartable function raised in `epoch`; it waits for the next one, in this process
     dealt: tuple[Dealing, ...] = ()  # the last changes of how the steps committed here were dealt, RECENT at most
+    goal: int = 0  # committed steps at which its loop ends; 0: not known

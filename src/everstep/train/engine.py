@@ -74,6 +74,7 @@ class Engine:
         self._dealt: tuple[Dealing, ...] = ()
         self._fetched = False
         self._place: tuple[int, int] | None = None  # role and number of members, of a state that depends on them
+        self._goal = 0
 
     # What the session sees ------------------------------------------------------------------------------
 
@@ -118,6 +119,12 @@ class Engine:
         self._owner = owner
         if self._place is None:
             self.say(Stage.READY)
+
+    def aim(self, num_steps: int) -> None:
+        """The loop of this script ends when the job has so many steps."""
+        if num_steps != self._goal:
+            self._goal = num_steps
+            self._tell()
 
     def ready(self) -> int:
         """Wait until a step may begin; its number. Changes of epoch that are due happen in here."""
@@ -357,5 +364,6 @@ class Engine:
                 gap_s=self._gap_s,
                 fixed=self._place is not None,
                 dealt=self._dealt,
+                goal=self._goal,
             )
         )

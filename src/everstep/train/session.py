@@ -128,9 +128,13 @@ class Session:
             self._objects[name] = thing
 
     def steps(self, num_steps: int) -> Iterator[Step]:
-        """Yield steps until `num_steps` of the job are committed; one that a fault undid comes again."""
+        """Yield steps until `num_steps` of the job are committed; one that a fault undid comes again.
+
+        All members leave the loop at the same step, or the others go on without who does not.
+        """
         if not self._opened:
             self._open()
+        self._engine.aim(int(num_steps))
         while True:
             number = self._engine.ready()
             if number >= num_steps:

@@ -4,8 +4,10 @@ In --out: begun-PID.jsonl gets a line before each backward, of all samples of th
 under way the others may come to have its gradients, and commit them if it dies. commits-PID.jsonl gets a line after
 each commit, with a digest of all state.
 
---fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0), sleep, die
-(before the vote), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block, after the commit).
+--fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0, after the
+commit), vanish (os._exit), sleep, die (before the vote), die-middle (after its first micro-batch), die-reduce (up to
+8 ms after its last backward began), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block,
+after the commit). --leave STEP: all leave the loop after it.
 --bug STEP: all members raise there, always.
 """
 
@@ -17,11 +19,13 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy
 import torch
 from torch import nn
 
@@ -51,9 +55,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_soon() -> None:
-    time.sleep(random.SystemRandom().random() * 0.002)
-    die()
+def die_within(seconds: float) -> None:
+    moment = random.SystemRandom().random() * seconds
+    threading.Thread(target=lambda: (time.sleep(moment), die()), daemon=True).start()
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -67,10 +71,10 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return hashed.hexdigest()
 
 
-def build(dropout: float, norm: bool) -> nn.Sequential:
+def build(dropout: float, norm: bool, hidden: int = 64) -> nn.Sequential:
     torch.manual_seed(7)
-    extra = [nn.BatchNorm1d(64)] if norm else []
-    return nn.Sequential(nn.Linear(16, 64), nn.Dropout(dropout), *extra, nn.ReLU(), nn.Linear(64, 1))
+    extra = [nn.BatchNorm1d(hidden)] if norm else []
+    return nn.Sequential(nn.Linear(16, hidden), nn.Dropout(dropout), *extra, nn.ReLU(), nn.Linear(hidden, 1))
 
 
 def data() -> tuple[torch.Tensor, ...]:
@@ -87,10 +91,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each micro-batch")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--noise", action="store_true", help="inputs get some from random and numpy")
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--child", action="store_true", help="start a program; its number is in child-PID")
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--bug", type=int, default=-1)
+    parser.add_argument("--leave", type=int, default=-1)
     return parser.parse_args()
+
+
+def start_child(out: Path) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    (out / f"child-{os.getpid()}").write_text(str(child.pid))
 
 
 def write(file: TextIO, **line: Any) -> None:
@@ -100,7 +113,9 @@ def write(file: TextIO, **line: Any) -> None:
 
 def main() -> None:
     args = arguments()
-    model = build(args.dropout, args.norm)
+    if args.child:
+        start_child(args.out)
+    model = build(args.dropout, args.norm, args.hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     batches = everstep.Batches(data(), global_batch=args.global_batch, micro_batch=args.micro_batch, seed=5)
@@ -120,27 +135,34 @@ def main() -> None:
                 at = {"step": step.index, "role": run.role}
                 deal = {**at, "members": run.num_members}
                 samples: list[int] = []
+                mine = len(batches.sampler.share(step.index, run.num_members, run.role))
                 total = 0.0
                 for x, y, numbers in step.share(batches):
+                    if args.noise:
+                        x += 0.1 * (random.random() + numpy.random.rand())
                     loss = (model(x) - y).square().mean()
                     samples += numbers.tolist()
                     total += float(loss.detach()) * len(x) / args.global_batch
                     write(begun, **deal, samples=samples, loss=total, time=time.time())
+                    if len(samples) == mine and comes("die-reduce"):
+                        die_within(0.008)
                     loss.backward()
+                    if comes("die-middle"):
+                        die()
                     time.sleep(args.pause)
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
                 if comes("raise"):
                     raise RuntimeError("this member's own mistake")
                 if step.index == args.bug:
                     raise RuntimeError("everybody's mistake")
-                if comes("leave"):
-                    break
+                if comes("vanish"):
+                    os._exit(3)
                 if comes("sleep"):
                     time.sleep(3600)
                 if comes("die"):
                     die()
                 if comes("die-soon"):
-                    threading.Thread(target=die_soon, daemon=True).start()
+                    die_within(0.002)
                 optimizer.step()
                 if comes("die-block"):
                     die()
@@ -148,7 +170,9 @@ def main() -> None:
                 optimizer.zero_grad()
             if step.committed:
                 rate, state = optimizer.param_groups[0]["lr"], digest(model, optimizer)
-                write(commits, **deal, digest=state, lr=rate, loss=total, samples=samples, time=time.time())
+                write(commits, **deal, digest=state, lr=rate, norm=norm, loss=total, samples=samples, time=time.time())
+            if comes("leave") or step.index == args.leave:
+                break
 
 
 if __name__ == "__main__":
