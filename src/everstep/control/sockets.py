@@ -7,6 +7,7 @@ A gloo collective that lost a peer two hops away sits in epoll until its own tim
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import ipaddress
@@ -50,9 +51,26 @@ def cut(pid: int, addresses: Collection[str], except_ports: Collection[int] = ()
     peers = Peers(addresses)
     try:
         with ProcessHandle(pid) as process:
-            return sum(_cut_one(process.fd, fd, peers, except_ports) for fd in _socket_fds(pid))
+            copies = (_copy_fd(process.fd, fd) for fd in _socket_fds(pid))
+            return sum(_cut_one(copy, peers, except_ports) for copy in copies)
     except procfs.GONE:
         return 0
+
+
+def own() -> frozenset[int]:
+    """This process's sockets, by inode."""
+    found = set()
+    for fd in _socket_fds(os.getpid()):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.fstat(fd).st_ino)
+    return frozenset(found)
+
+
+def cut_own(addresses: Collection[str], except_ports: Collection[int], keep: Collection[int]) -> int:
+    """The same for the calling process, which needs no right for it. Sockets with an inode of `keep` stay."""
+    peers = Peers(addresses)
+    copies = (_dup(fd) for fd in _socket_fds(os.getpid()))
+    return sum(_cut_one(copy, peers, except_ports, keep) for copy in copies)
 
 
 def local_addresses() -> set[str]:
@@ -85,8 +103,7 @@ def _names_socket(path: str) -> bool:
         return False
 
 
-def _cut_one(pidfd: int, fd: int, peers: Peers, except_ports: Collection[int]) -> bool:
-    copy = _copy_fd(pidfd, fd)
+def _cut_one(copy: int, peers: Peers, except_ports: Collection[int], keep: Collection[int] = ()) -> bool:
     if copy < 0:
         return False
     try:
@@ -97,6 +114,8 @@ def _cut_one(pidfd: int, fd: int, peers: Peers, except_ports: Collection[int]) -
             return False
         raise
     with sock:
+        if keep and os.fstat(sock.fileno()).st_ino in keep:
+            return False
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
             return False
         if sock.proto not in (socket.IPPROTO_TCP, _IPPROTO_MPTCP):
@@ -123,6 +142,16 @@ def _address(text: str) -> Address:
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def _dup(fd: int) -> int:
+    """The same of our own; it needs no right."""
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return -1
+        raise
 
 
 def _copy_fd(pidfd: int, fd: int) -> int:

@@ -22,6 +22,7 @@ from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, SessionReport, Stage
 from everstep.state.flatten import Flat
 from everstep.train import commit, protocol, transfer
+from everstep.train.inner import Inner
 from everstep.train.resolve import Stand
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
@@ -47,10 +48,21 @@ class Worker(Protocol):
 
 
 class Engine:
-    """`report` tells the agent; `begin` makes this worker known and waits for its first step."""
+    """`report` tells the agent; `begin` makes this worker known and waits for its first step.
 
-    def __init__(self, fabric: Fabric, worker: str, host: str, report: Callable[[SessionReport], None]) -> None:
+    inner: the library which sums gradients in place of the fabric.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        worker: str,
+        host: str,
+        report: Callable[[SessionReport], None],
+        inner: Inner | None = None,
+    ) -> None:
         self.fabric = fabric
+        self.inner = inner
         self.communicator = Communicator(fabric)
         self._side = Communicator(fabric, index=1)  # state travels here, while the first one is at work
         self.beside = Communicator(fabric, index=2)  # for the main thread, while gradients are summed in the first one
@@ -148,6 +160,8 @@ class Engine:
             self.fabric.abort(self._member.epoch, "this worker has left")
 
     def close(self) -> None:
+        if self.inner is not None:
+            self.inner.close()
         self.fabric.close()
 
     # Formations, in the channel's thread ----------------------------------------------------------------
@@ -163,6 +177,8 @@ class Engine:
                 why = f"formation {formation.epoch} follows it"
                 self.fabric.abort(command.epoch, why)
                 self.fabric.abort_before(command.epoch, why)
+                if self.inner is not None:
+                    self.inner.abort(command.epoch)
 
     def _prepare(self, formation: Formation) -> None:
         """A peer that cannot be reached is, as a rule, dead, and a formation without it is on its way."""
@@ -170,6 +186,8 @@ class Engine:
         while True:
             try:
                 self.fabric.prepare(formation)
+                if self.inner is not None:
+                    self.inner.prepare(formation)
             except Superseded:
                 return
             except LinkError as error:
@@ -234,6 +252,8 @@ class Engine:
                     self._finish_serving()
                     self.communicator.part()
                     self.fabric.switch(formation)
+                    if self.inner is not None:
+                        self.inner.switch(formation)
                     self._entered = formation.epoch
                     self._tell()
                 case protocol.PublishStand(epoch, stand):
@@ -309,5 +329,6 @@ class Engine:
                 host=self._host,
                 resumed=self._resumed_in == self._entered > 0,
                 gap_s=self._gap_s,
+                store=self.inner.store if self.inner is not None else "",
             )
         )

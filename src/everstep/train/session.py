@@ -42,25 +42,27 @@ from everstep.state.flatten import Flat, Stateful
 from everstep.train import transfer
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
+from everstep.train.inner import Both, Inner, library_of
 from everstep.train.randomness import reseed
-from everstep.train.reducer import Reducer
+from everstep.train.reducer import Collective, Reducer
 from everstep.train.undo import Undo
 
 ALONE = "alone/0#0"
 
 
-def session(*, seed: int = 0, log_file: str | Path | None = None) -> Session:
+def session(*, seed: int = 0, log_file: str | Path | None = None, library: str | None = None) -> Session:
     """The job's session of this process.
 
     seed: of the randomness inside steps. log_file: `log` appends a JSON line a step to it; all members' nodes see it.
+    library: what sums gradients, "nccl" or "gloo"; None: NCCL on its devices, Everstep's own collectives on the CPU.
     """
-    return Session(seed, log_file)
+    return Session(seed, log_file, library)
 
 
 class Session:
     """`with session() as run`. One a process. Its methods are for the main thread."""
 
-    def __init__(self, seed: int = 0, log_file: str | Path | None = None) -> None:
+    def __init__(self, seed: int = 0, log_file: str | Path | None = None, library: str | None = None) -> None:
         self.seed = seed
         self._log_file = Path(log_file) if log_file is not None else None
         self._objects: dict[str, Stateful] = {}
@@ -73,8 +75,12 @@ class Session:
         secret = mine.secret if mine is not None else socket.gethostname().encode()
         host = identity.host()
         fabric = Fabric(worker, host, secret, bind=address)
-        self._engine = Engine(fabric, worker, host, self._channel.report if self._channel else lambda report: None)
-        self._alone = Formation(1, (Seat(worker, "alone", host, fabric.endpoint),), abort=False, floor=0)
+        library = library or library_of(self.device)
+        inner = Inner(library, worker, address, self.device) if library is not None else None
+        report = self._channel.report if self._channel else lambda report: None
+        self._engine = Engine(fabric, worker, host, report, inner)
+        me = Seat(worker, "alone", host, fabric.endpoint, inner.store if inner is not None else "")
+        self._alone = Formation(1, (me,), abort=False, floor=0)
 
     @property
     def device(self) -> torch.device:
@@ -181,7 +187,7 @@ class Session:
         if not self._optimizers:
             raise ValueError("nothing to train: protect(...) at least one optimizer, and the modules it updates")
         parameters = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
-        self._reducer = Reducer(parameters, self._engine.fabric, self._engine.communicator)
+        self._reducer = Reducer(parameters, self._engine.fabric, self._sums())
         self._undo = Undo(self._objects)
         mine = weakref.ref(self)
         self._hooks = [
@@ -191,6 +197,13 @@ class Session:
         self._engine.open(self)
         if self._channel is None:
             self._formation(self._alone)
+
+    def _sums(self) -> Collective:
+        """What sums gradients: the library those it can, which may be on a device; the fabric what it is not for."""
+        inner, fabrics = self._engine.inner, self._engine.communicator
+        if inner is None:
+            return fabrics
+        return inner if self.device.type == "cpu" else Both(on_host=fabrics, on_device=inner)
 
     def _formation(self, formation: Formation) -> None:
         self._engine.receive(formation)
