@@ -336,7 +336,7 @@ def floor(job: Job, formation: Formation) -> int:
 
 def seat_of(session: SessionReport) -> Seat:
     node, _, _ = place(session.worker)
-    return Seat(session.worker, node, session.host, session.endpoint)
+    return Seat(session.worker, node, session.host, session.endpoint, session.store)
 
 
 def amend(plan: EpochPlan, node: str, incarnation: str, address: str, slots: int, here: set[str]) -> EpochPlan:

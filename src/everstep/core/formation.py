@@ -30,6 +30,7 @@ class Seat(msgspec.Struct, frozen=True, tag=True):
     node: str
     host: str  # identity of the machine: workers with the same one may share memory
     endpoint: str  # "host:port" of its TCP listener
+    store: str = ""  # where it serves the meeting of a device library's group, "host:port"; empty: nowhere
 
 
 class Formation(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +69,7 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     resumed: bool = False  # committed a step in this epoch
     gap_s: float = -1.0  # between the last commit before this epoch and the first in it; -1: there is none
     fixed: bool = False  # the number of members may not change: a dead one's role waits for who takes it over
+    store: str = ""  # see Seat
     failure: str = ""  # what its restartable function raised in `epoch`; it waits for the next one, in this process
     dealt: tuple[Dealing, ...] = ()  # the last changes of how the steps committed here were dealt, RECENT at most
     goal: int = 0  # committed steps at which its loop ends; 0: not known

@@ -24,6 +24,7 @@ from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, SessionReport, Stage
 from everstep.state.flatten import Flat
 from everstep.train import commit, protocol, transfer
+from everstep.train.inner import Inner
 from everstep.train.resolve import Stand
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
@@ -49,10 +50,21 @@ class Worker(Protocol):
 
 
 class Engine:
-    """`report` tells the agent; `begin` makes this worker known and waits for its first step."""
+    """`report` tells the agent; `begin` makes this worker known and waits for its first step.
 
-    def __init__(self, fabric: Fabric, worker: str, host: str, report: Callable[[SessionReport], None]) -> None:
+    inner: the library which sums gradients in place of the fabric.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        worker: str,
+        host: str,
+        report: Callable[[SessionReport], None],
+        inner: Inner | None = None,
+    ) -> None:
         self.fabric = fabric
+        self.inner = inner
         self.communicator = Communicator(fabric)
         self._side = Communicator(fabric, index=1)  # state travels here, while the first one is at work
         self.beside = Communicator(fabric, index=2)  # for the main thread, while gradients are summed in the first one
@@ -175,6 +187,8 @@ class Engine:
             self.fabric.abort(self._member.epoch, "this worker has left")
 
     def close(self) -> None:
+        if self.inner is not None:
+            self.inner.close()
         self.fabric.close()
 
     # Formations, in the channel's thread ----------------------------------------------------------------
@@ -190,6 +204,8 @@ class Engine:
                 why = f"formation {formation.epoch} follows it"
                 self.fabric.abort(command.epoch, why)
                 self.fabric.abort_before(command.epoch, why)
+                if self.inner is not None:
+                    self.inner.abort(command.epoch)
 
     def _prepare(self, formation: Formation) -> None:
         """A peer that cannot be reached is, as a rule, dead, and a formation without it is on its way."""
@@ -197,6 +213,8 @@ class Engine:
         while True:
             try:
                 self.fabric.prepare(formation)
+                if self.inner is not None:
+                    self.inner.prepare(formation)
             except Superseded:
                 return
             except LinkError as error:
@@ -261,6 +279,8 @@ class Engine:
                     self._finish_serving()
                     self.communicator.part()
                     self.fabric.switch(formation)
+                    if self.inner is not None:
+                        self.inner.switch(formation)
                     self._entered = formation.epoch
                     self._tell()
                     self._check_place(formation)
@@ -365,5 +385,6 @@ class Engine:
                 fixed=self._place is not None,
                 dealt=self._dealt,
                 goal=self._goal,
+                store=self.inner.store if self.inner is not None else "",
             )
         )

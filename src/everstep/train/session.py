@@ -44,8 +44,9 @@ from everstep.state.local import is_sharded
 from everstep.train import transfer
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
+from everstep.train.inner import Both, Inner, library_of
 from everstep.train.randomness import reseed
-from everstep.train.reducer import Reducer
+from everstep.train.reducer import Collective, Reducer
 from everstep.train.undo import Undo
 
 if TYPE_CHECKING:
@@ -57,18 +58,19 @@ if TYPE_CHECKING:
 ALONE = "alone/0#0"
 
 
-def session(*, seed: int = 0, log_file: str | Path | None = None) -> Session:
+def session(*, seed: int = 0, log_file: str | Path | None = None, library: str | None = None) -> Session:
     """The job's session of this process.
 
     seed: of the randomness inside steps. log_file: `log` appends a JSON line a step to it; all members' nodes see it.
+    library: what sums gradients, "nccl" or "gloo"; None: NCCL on its devices, Everstep's own collectives on the CPU.
     """
-    return Session(seed, log_file)
+    return Session(seed, log_file, library)
 
 
 class Session:
     """`with session() as run`. One a process. Its methods are for the main thread."""
 
-    def __init__(self, seed: int = 0, log_file: str | Path | None = None) -> None:
+    def __init__(self, seed: int = 0, log_file: str | Path | None = None, library: str | None = None) -> None:
         self.seed = seed
         self._log_file = Path(log_file) if log_file is not None else None
         self._objects: dict[str, Stateful] = {}
@@ -83,8 +85,12 @@ class Session:
         secret = mine.secret if mine is not None else socket.gethostname().encode()
         host = identity.host()
         fabric = Fabric(worker, host, secret, bind=address)
-        self._engine = Engine(fabric, worker, host, self._channel.report if self._channel else lambda report: None)
-        self._alone = Formation(1, (Seat(worker, "alone", host, fabric.endpoint),), abort=False, floor=0)
+        library = library or library_of(self.device)
+        inner = Inner(library, worker, address, self.device) if library is not None else None
+        report = self._channel.report if self._channel else lambda report: None
+        self._engine = Engine(fabric, worker, host, report, inner)
+        me = Seat(worker, "alone", host, fabric.endpoint, inner.store if inner is not None else "")
+        self._alone = Formation(1, (me,), abort=False, floor=0)
 
     @property
     def device(self) -> torch.device:
@@ -254,17 +260,24 @@ class Session:
         parameters = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
         sharded = [parameter for parameter in parameters if is_sharded(parameter)]
         plain = [parameter for parameter in parameters if not is_sharded(parameter)]
-        fabric, communicator = self._engine.fabric, self._engine.communicator
+        fabric, sums = self._engine.fabric, self._sums()
         if not sharded:
-            return Reducer(plain, fabric, communicator)
+            return Reducer(plain, fabric, sums)
         from everstep.train.sharded import Sharded
 
         mesh = self._mesh
         if mesh is None or any(parameter.device_mesh != mesh for parameter in sharded):
             raise ValueError("a sharded model needs the session's mesh: fully_shard(module, mesh=run.mesh(shards=...))")
         modules = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
-        rest = Reducer(plain, fabric, communicator) if plain else None
+        rest = Reducer(plain, fabric, sums) if plain else None
         return Sharded(modules, sharded, mesh.size(1), rest)
+
+    def _sums(self) -> Collective:
+        """What sums gradients: the library those it can, which may be on a device; the fabric what it is not for."""
+        inner, fabrics = self._engine.inner, self._engine.communicator
+        if inner is None:
+            return fabrics
+        return inner if self.device.type == "cpu" else Both(on_host=fabrics, on_device=inner)
 
     def _formation(self, formation: Formation) -> None:
         self._engine.receive(formation)

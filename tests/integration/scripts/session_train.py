@@ -92,6 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each micro-batch")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--noise", action="store_true", help="inputs get some from random and numpy")
+    parser.add_argument("--library", help="what sums gradients")
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--child", action="store_true", help="start a program; its number is in child-PID")
@@ -122,7 +123,7 @@ def main() -> None:
     faults = [Fault(text, args.out) for text in args.fault]
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
-    with everstep.session(seed=11) as run:
+    with everstep.session(seed=11, library=args.library) as run:
         run.protect(model=model, optimizer=optimizer, schedule=schedule)
         at = {"step": -1, "role": -1}
 

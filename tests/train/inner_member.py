@@ -1,0 +1,72 @@
+"""Members of groups of gloo: `python inner_member.py FD...`, a fork for each socket, which does what its lines say."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+import msgspec
+import torch
+
+from everstep.core.errors import EpochBroken
+from everstep.core.formation import Formation, Seat
+from everstep.train.inner import Inner
+
+
+class Member:
+    """One of them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        name = str(os.getpid())
+        self._inner = Inner("gloo", name, "127.0.0.1", torch.device("cpu"))
+        self._say(msgspec.json.encode(Seat(name, name, "host", "127.0.0.1:9", self._inner.store)).decode())
+
+    def serve(self) -> None:
+        """Until the other end is closed."""
+        for line in self._sock.makefile():
+            command, _, rest = line.strip().partition(" ")
+            if command == "prepare":
+                self._inner.prepare(msgspec.json.decode(rest, type=Formation))
+                self._say("prepared")
+            elif command == "switch":
+                self._inner.switch(msgspec.json.decode(rest, type=Formation))
+                self._say("switched")
+            elif command == "sum":
+                threading.Thread(target=self._add_up, args=(float(rest),)).start()
+            elif command == "abort":
+                self._inner.abort(int(rest))
+
+    def _add_up(self, value: float) -> None:
+        tensor = torch.full((5,), value)
+        try:
+            self._inner.all_reduce(tensor)
+        except EpochBroken as broken:
+            self._say(f"broken {broken.epoch}")
+        else:
+            self._say(f"sum {tensor[0].item():g}")
+
+    def _say(self, text: str) -> None:
+        self._sock.sendall(text.encode() + b"\n")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    sockets = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]
+    for sock in sockets:
+        if os.fork() == 0:
+            for other in sockets:
+                if other is not sock:
+                    other.close()
+            Member(sock).serve()
+            os._exit(0)
+    for sock in sockets:
+        sock.close()
+    for _ in sockets:
+        os.wait()
+
+
+if __name__ == "__main__":
+    main()
