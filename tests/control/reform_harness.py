@@ -17,8 +17,9 @@ SPEC = JobSpec("job", min_nodes=2, max_nodes=2, grace_s=5.0, last_call_s=1.0, le
 class World:
     """Two nodes of two workers. `step` lets every message and every simulated process have its effect."""
 
-    def __init__(self, nodes: int = 2, spec: JobSpec = SPEC) -> None:
+    def __init__(self, nodes: int = 2, spec: JobSpec = SPEC, fixed: bool = False) -> None:
         self.now = 1.0
+        self.fixed = fixed  # what all sessions say of the number of members
         self.job = Job(spec)
         self.nodes: dict[str, n.Node] = {}
         self.heard: dict[str, Formation] = {}  # worker -> the newest formation it heard of
@@ -83,8 +84,10 @@ class World:
     def say(self, worker: str, stage: Stage, epoch: int = 0, **more: object) -> None:
         name, local_rank, _ = seats.place(worker)
         host = f"host-{name}"
-        committed = self.committed if stage in (Stage.MEMBER, Stage.LEFT) else -1
-        said = SessionReport(worker, stage, committed, epoch, epoch, f"{name}:{local_rank}", host, **more)  # type: ignore[arg-type]
+        committed = more.pop("committed", self.committed if stage in (Stage.MEMBER, Stage.LEFT) else -1)
+        more = {"fixed": self.fixed, **more}
+        here = f"{name}:{local_rank}"
+        said = SessionReport(worker, stage, committed, epoch, epoch, here, host, **more)  # type: ignore[arg-type]
         self.inbox.append((name, n.SessionSpoke(self.nodes[name].report.epoch, local_rank, said)))
         self.settle()
 
@@ -97,6 +100,11 @@ class World:
             for w in node.report.workers
             if not w.gone
         ]
+
+    def fail(self, worker: str, failure: str, committed: int = 0) -> None:
+        """Its function raises; the process waits."""
+        assert self.job.formation is not None
+        self.say(worker, Stage.READY, self.job.formation.epoch, committed=committed, failure=failure)
 
     def all_ready(self) -> None:
         for worker in self.workers():

@@ -68,6 +68,9 @@ def test_a_leaver_is_not_taken_for_finished() -> None:
     world.settle()
     for worker in ("n2/0#0", "n2/1#0"):
         world.say(worker, Stage.READY)
+    world.say("n2/0#0", Stage.READY, 2)
+    for worker in ("n1/0#0", "n1/1#0"):
+        world.say(worker, Stage.MEMBER, 2)
     for worker in ("n2/0#0", "n2/1#0"):
         world.say(worker, Stage.READY, 3)
     for worker in ("n1/0#0", "n1/1#0"):

@@ -5,16 +5,17 @@ The full count runs from the command line: everstep schedules --count 10000.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
 
 from everstep.cli.replay import replay, schedules
-from everstep.control import lifecycle, membership, node, reform, seats, verdicts
+from everstep.control import lifecycle, membership, node, raised, reform, roles, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import Incident, Job, NodeState
-from everstep.core.formation import Formation
+from everstep.core.events import WorkerEnded
+from everstep.core.formation import Formation, SessionReport
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Member, NodeReport
 from everstep.testing.schedules import play, play_many
 
@@ -255,6 +256,93 @@ def fills_beyond_the_size(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(seats, "target", lambda job: 99)
 
 
+# Of jobs whose number of members may not change, and of functions that raise -----------------------------
+
+
+def shrinks_though_it_may_not(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(roles, "refilled", seats.without_dead)
+
+
+def grows_though_it_may_not(patch: pytest.MonkeyPatch) -> None:
+    changed = seats.changed
+
+    def any_size(job: Job, formation: Formation, epoch: int) -> Formation | None:
+        return changed(msgspec.structs.replace(job, fixed=False), formation, epoch)
+
+    patch.setattr(seats, "changed", any_size)
+
+
+def moves_survivors(patch: pytest.MonkeyPatch) -> None:
+    refilled = roles.refilled
+
+    def turned(job: Job, formation: Formation, epoch: int) -> Formation | None:
+        following = refilled(job, formation, epoch)
+        if following is None:
+            return None
+        return msgspec.structs.replace(following, seats=(*following.seats[1:], following.seats[0]))
+
+    patch.setattr(roles, "refilled", turned)
+
+
+def counts_a_death_as_long_as_it_waits(patch: pytest.MonkeyPatch) -> None:
+    wait = reform._wait
+
+    def forgetful(draft: Draft, formation: Formation) -> None:
+        wait(draft, formation)
+        draft.set(vacant=frozenset())
+
+    patch.setattr(reform, "_wait", forgetful)
+
+
+def takes_who_waits_for_hung(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "_not_waiting", lambda job, formation, ranks: ranks)
+
+
+def waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "_overdue", lambda draft: False)
+
+
+def lets_leavers_stay_beside_their_followers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "_stop_leavers", lambda draft, following: None)
+
+
+def waits_for_who_is_through(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reform, "_replace", lambda draft, workers: None)
+
+
+def hears_no_failures(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seats, "raised", lambda job, formation: [])
+
+
+def hears_failures_of_older_formations(patch: pytest.MonkeyPatch) -> None:
+    def ever(job: Job, formation: Formation) -> list[SessionReport]:
+        members = [seats.sessions_of(job).get(seat.worker) for seat in formation.seats]
+        return [said for said in members if said is not None and said.failure]
+
+    patch.setattr(seats, "raised", ever)
+
+
+def counts_collateral(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(raised, "may_be_collateral", lambda draft, failed: False)
+
+
+def never_replaces_a_process_that_raises(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(raised, "again", lambda job, formation, blames: [])
+
+
+def replaces_every_process_that_raises(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(raised, "again", lambda job, formation, blames: [blame.rank for blame in blames])
+
+
+def counts_no_failures(patch: pytest.MonkeyPatch) -> None:
+    charge = verdicts.charge
+
+    def only_deaths(draft: Draft, ends: Sequence[WorkerEnded] = ()) -> bool:
+        return True if ends else charge(draft)
+
+    patch.setattr(verdicts, "charge", only_deaths)
+
+
 WITHOUT_SESSIONS: list[Patch] = [
     settles_too_early,
     takes_cut_off_nodes_for_dead,
@@ -287,6 +375,20 @@ WITH_SESSIONS: list[Patch] = [
     evicts_for_every_hang,
     respawns_beside_the_dying,
     fills_beyond_the_size,
+    shrinks_though_it_may_not,
+    grows_though_it_may_not,
+    moves_survivors,
+    counts_a_death_as_long_as_it_waits,
+    takes_who_waits_for_hung,
+    waits_for_ever,
+    lets_leavers_stay_beside_their_followers,
+    waits_for_who_is_through,
+    hears_no_failures,
+    hears_failures_of_older_formations,
+    counts_collateral,
+    never_replaces_a_process_that_raises,
+    replaces_every_process_that_raises,
+    counts_no_failures,
 ]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.control import drain, lifecycle, seats
+from everstep.control import drain, lifecycle, roles
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
@@ -120,7 +120,8 @@ class Controller:
             return
         self.journal.append(event, now, self.clock.wall(), job.epoch)
         before, self.job = self.job, job
-        if job.epoch != before.epoch or job.formation != before.formation:
+        waits = bool(job.vacant or before.vacant) and roles.acting(job) != self.acting
+        if job.epoch != before.epoch or job.formation != before.formation or waits:
             self._flush_steps(now)
             self._new_epoch()
         for command in commands:
@@ -174,7 +175,7 @@ class Controller:
 
     def _new_epoch(self) -> None:
         self.stop_step = 0
-        self.acting = seats.acting(self.job)
+        self.acting = roles.acting(self.job)
         plan = self.job.plan
         if plan is not None:  # as the detector sees it: only who has a role can hold the others up
             plan = msgspec.structs.replace(plan, world_size=len(self.acting))
@@ -384,6 +385,7 @@ class Controller:
             "plan": msgspec.to_builtins(self.job.plan),
             "workers": {str(r): msgspec.to_builtins(w) for r, w in self.progress.workers.items()},
             "incident": msgspec.to_builtins(self.job.incident),
+            "waits_for": roles.waits_for(self.job) if self.job.stage in ACTIVE else "",
         }
 
     async def serve(self, listener: socket.socket, token: bytes) -> int:

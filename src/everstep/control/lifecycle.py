@@ -65,7 +65,9 @@ def _restarted(draft: Draft, term: int) -> None:
     for node in job.nodes.values():
         stop_by = now + job.spec.grace_s + job.spec.stop_margin_s if node.stop_by_s else 0.0
         draft.put(msgspec.structs.replace(node, lost_at_s=due, stop_by_s=stop_by))
+    short_since_s = now if job.short_since_s else 0.0
     draft.set(stage_since_s=now, last_join_s=now, grow_at_s=0.0)
+    draft.set(short_since_s=short_since_s, raised_s=0.0)
     draft.set(gone_by={i: now + draft.longest_s() if at else 0.0 for i, at in job.gone_by.items()})
 
 
@@ -166,7 +168,7 @@ def _stop(draft: Draft, asked: e.StopAsked) -> None:
         draft.end(128 + asked.signal, asked.why)
         return
     draft.enter(Stage.STOPPING, asked.why)
-    draft.order_stop(asked.why, grace, stop_at_step=asked.stop_at_step if first else 0)
+    draft.order_stop(asked.why, grace, stop_at_step=asked.stop_at_step if first else 0, cut=bool(job.vacant))
 
 
 # What follows from the state --------------------------------------------------------------------------
@@ -223,13 +225,13 @@ def _check_epoch(draft: Draft) -> None:
     elif any(n is not None and n.report.leaving for n in nodes):
         leaving = [n.report.node for n in nodes if n is not None and n.report.leaving]
         draft.open_incident("drain", [Blame(-1, n, "leaves") for n in leaving], "a node leaves", counts=False)
-        _evict(draft, cut=False)
+        _evict(draft, cut=bool(job.vacant))
     elif stopped:  # no order of ours: their node fenced itself while there was no controller
         blames = [Blame(w.rank, w.node, "stopped on its own") for w in stopped]
         draft.open_incident("interrupted", blames, "workers were stopped without an order", counts=False)
         _evict(draft, cut=True)
     elif job.formation is not None:
-        draft.open_incident("interrupted", (), "nobody who holds the state is left", counts=False)
+        draft.open_incident("interrupted", (), reform.why_over(job), counts=False)
         _evict(draft, cut=True)
     else:
         if job.stage is Stage.FORMING and all(n is None or n.report.epoch == plan.epoch for n in nodes):
@@ -329,6 +331,7 @@ def _form(draft: Draft, present: list[NodeReport]) -> None:
     plan = membership.deal(job.epoch + 1, previous, present, job.spec.max_nodes, job.restarts)
     draft.set(epoch=plan.epoch, plan=plan, ended={}, lost=(), gone_by={}, grow_at_s=0.0, incident=None)
     draft.set(formation=None, before=None, superseded=(), founders=frozenset(), lives={}, departed={})
+    draft.set(fixed=False, vacant=frozenset(), short_since_s=0.0, raised_s=0.0)
     draft.note(e.EpochFormed(plan))
     draft.enter(Stage.FORMING)
     for report in present:

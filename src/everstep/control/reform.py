@@ -2,17 +2,18 @@
 
 Once every worker of a plan has a session that waits ready, the job has a formation, and a fault leads to the next one
 instead of an eviction: the dead lose their seats, and their places on the nodes get new processes (the next `life`),
-which are seated again when they are ready. Only when no survivor holds the state is the plan evicted as without
-sessions. Who is seated is decided by `control.seats`.
+which are seated again when they are ready. Where the number of members may not change (`control.roles`) the survivors
+wait for them first. Only when no survivor holds the state, or nobody comes, is the plan evicted as without sessions.
+Who is seated is decided by `control.seats`.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from everstep.control import seats, verdicts
+from everstep.control import raised, roles, seats, verdicts
 from everstep.control.draft import Draft
-from everstep.control.job import ENDED, NodeState, Stage
+from everstep.control.job import ENDED, Job, NodeState, Stage
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.formation import Formation, Seat
@@ -22,6 +23,7 @@ from everstep.detect.blame import sentence
 
 FINISH_GRACE_S = 5.0  # a standby has nothing to save when the job is done
 DONE = "the job is done"
+FAULTS = ("crash", "node-lost", "hang", "exception")  # further deaths before the job went on belong to these
 
 
 def begin(draft: Draft) -> None:
@@ -75,27 +77,46 @@ def react(draft: Draft) -> bool:
     if job.superseded:
         draft.set(superseded=seats.not_left(job, job.superseded))
         job = draft.job
+    if not job.fixed and roles.fixed(job, formation):
+        draft.set(fixed=True)
+        job = draft.job
     if seats.complete(job, formation) or _finishing(draft):
         _finish(draft)
         return True
-    if _failures(draft) or job.lost or seats.dead(job, formation):
+    gone = seats.dead(job, formation)
+    if _failures(draft) or job.lost or not job.vacant.issuperset(gone):
         if not _recover(draft):
             return False
-        if draft.job.stage in ENDED:
-            return True
+    elif not (_go_on(draft) if gone else _anew(draft)):
+        return False
+    if draft.job.stage in ENDED:
+        return True
     if seats.all_leave(draft.job):
         return False
     if draft.job.stage is Stage.RESEATING:
         _check_resumed(draft)
     _plan_change(draft)
-    return True
+    return not _overdue(draft)
+
+
+def why_over(job: Job) -> str:
+    """Why `react` told to evict: whoever survives has waited for the others in vain, or holds no state."""
+    if job.short_since_s and job.formation is not None and seats.survivors(job, job.formation):
+        return f"waited {job.spec.join_timeout_s:.0f} s for {roles.waits_for(job)}"
+    return "nobody who holds the state is left"
 
 
 def hung(draft: Draft, verdict: Verdict) -> bool:
     """Fence who hangs and go on without them. False: it is not known who, or nobody else is left."""
     job, formation = draft.job, draft.job.formation
     ranks = [blame.rank for blame in verdict.culprits if blame.rank >= 0]
-    if formation is None or job.plan is None or not ranks:
+    if formation is None or job.plan is None:
+        return False
+    if job.vacant:  # members wait for those who are to come: only these can hang
+        ranks = _not_waiting(job, formation, ranks)
+        if not ranks:
+            return True
+    if not ranks:
         return False
     if all(seats.rank_of(job.plan, worker) in ranks for worker in seats.survivors(job, formation)):
         return False
@@ -103,6 +124,12 @@ def hung(draft: Draft, verdict: Verdict) -> bool:
     verdicts.charge(draft)
     _next_life(draft, ranks)
     return _reseat(draft)
+
+
+def _not_waiting(job: Job, formation: Formation, ranks: list[int]) -> list[int]:
+    assert job.plan is not None
+    waiting = {seats.rank_of(job.plan, seat.worker) for seat in formation.seats if seats.alive(job, seat.worker)}
+    return [rank for rank in ranks or sorted(roles.acting(job)) if rank not in waiting]
 
 
 def learn(draft: Draft, rank: int, node: str, before: Exit) -> None:
@@ -152,7 +179,8 @@ def _recover(draft: Draft) -> bool:
     lost = {record.node for record in job.lost}
     ranks = {m.first_rank + k for m in plan.members if m.node in lost for k in range(m.slots)}
     ends = _failures(draft)
-    dead = {seats.rank_of(plan, worker) for worker in seats.dead(job, formation) if not seats.parted(job, worker)}
+    new = [worker for worker in seats.dead(job, formation) if worker not in job.vacant]
+    dead = {seats.rank_of(plan, worker) for worker in new if not seats.parted(job, worker)}
     ranks |= {end.rank for end in ends} | {rank for rank in dead if rank is not None}
     if ranks:
         blames = [Blame(-1, record.node, f"node lost: {record.how.value}") for record in job.lost]
@@ -184,7 +212,7 @@ def _extends(draft: Draft, blames: list[Blame]) -> bool:
     never be counted.
     """
     incident = draft.job.incident
-    if incident is None or incident.kind not in ("crash", "node-lost") or draft.job.stage is not Stage.RESEATING:
+    if incident is None or incident.kind not in FAULTS or draft.job.stage is not Stage.RESEATING:
         return False
     known = {(blame.node, blame.rank) for blame in incident.culprits}
     if any((blame.node, blame.rank) in known for blame in blames):
@@ -193,6 +221,32 @@ def _extends(draft: Draft, blames: list[Blame]) -> bool:
     draft.set(incident=msgspec.structs.replace(incident, culprits=culprits))
     draft.note(e.IncidentUpdated(incident.id, culprits, why=incident.why))
     return True
+
+
+def _anew(draft: Draft) -> bool:
+    """A function raised, and nobody is dead: all act anew, the failed one too, whose process lives.
+
+    One that does so again before anybody went on gets a new process: what is wrong may be in the old one.
+    """
+    job, formation, plan = draft.job, draft.job.formation, draft.job.plan
+    assert formation is not None and plan is not None
+    failed = seats.raised(job, formation)
+    if not failed and job.raised_s:
+        draft.set(raised_s=0.0)
+    if not failed or raised.may_be_collateral(draft, failed):
+        return True
+    ends = [raised.as_end(plan, said, draft.now) for said in raised.first_to_blame(failed)]
+    blames = [Blame(end.rank, end.node, raised.CAUSE, end.exit.message) for end in ends]
+    again = raised.again(job, formation, blames)
+    if not _extends(draft, blames):
+        first = ends[0]
+        why = f"rank {first.rank} on {first.node} {sentence(first.exit)}"
+        draft.open_incident(raised.CAUSE, blames, why, counts=True)
+        if not verdicts.charge(draft, ends):
+            return True
+    if again:
+        _next_life(draft, again)
+    return _go_on(draft)
 
 
 def _next_life(draft: Draft, ranks: list[int]) -> None:
@@ -210,15 +264,56 @@ def _reseat(draft: Draft) -> bool:
     if job.stage in ENDED:  # the restart budget is spent
         return True
     if seats.dead(job, formation):
-        following = seats.without_dead(job, formation, job.formed + 1)
-        if following is None:
-            return False
-        _issue(draft, following)
-    else:
-        _direct_all(draft)
-        if job.stage is not Stage.RESEATING:
-            _spare_lost(draft, formation)
+        return _go_on(draft)
+    _direct_all(draft)
+    if job.stage is not Stage.RESEATING:
+        _spare_lost(draft, formation)
     return True
+
+
+def _go_on(draft: Draft) -> bool:
+    """Abort the formation for the next one, or wait until there is somebody for each of its roles."""
+    job, formation = draft.job, draft.job.formation
+    assert formation is not None
+    if not seats.survivors(job, formation):
+        return False
+    if not job.fixed:
+        following = seats.without_dead(job, formation, job.formed + 1)
+    else:
+        following = roles.refilled(job, formation, job.formed + 1)
+    if following is None:
+        _wait(draft, formation)
+    else:
+        _stop_leavers(draft, following)
+        _issue(draft, following)
+    return True
+
+
+def _wait(draft: Draft, formation: Formation) -> None:
+    """Who was through with the script is needed once more: what the dead were in the midst of takes all of them."""
+    _replace(draft, [seat.worker for seat in formation.seats if seats.ended_well(draft.job, seat.worker)])
+    job = draft.job
+    vacant = frozenset(seat.worker for seat in seats.holders(job, formation) if not seats.alive(job, seat.worker))
+    if vacant != job.vacant:
+        draft.set(vacant=vacant)
+        draft.enter(Stage.RESEATING, f"waits for {roles.waits_for(draft.job)}")
+    _direct_all(draft)
+
+
+def _stop_leavers(draft: Draft, following: Formation) -> None:
+    """Their roles are given to others, in a change which is now withdrawn: nobody waits for them to step aside."""
+    job = draft.job
+    former = job.before.seats if job.before is not None else ()
+    _replace(draft, [s.worker for s in former if following.role_of(s.worker) is None and seats.alive(job, s.worker)])
+
+
+def _replace(draft: Draft, workers: list[str]) -> None:
+    """Their places get new processes, through nobody's fault."""
+    assert draft.job.plan is not None
+    ranks = (seats.rank_of(draft.job.plan, worker) for worker in workers)
+    known = [rank for rank in ranks if rank is not None]
+    if known:
+        _next_life(draft, known)
 
 
 def _spare_lost(draft: Draft, formation: Formation) -> None:
@@ -233,7 +328,7 @@ def _issue(draft: Draft, formation: Formation) -> None:
     overtaken = tuple(former for former in (job.before, job.formation) if formation.abort and former is not None)
     superseded = seats.not_left(job, (*job.superseded, *overtaken))
     draft.set(superseded=superseded, before=None if formation.abort else job.formation)
-    draft.set(formation=formation, formed=formation.epoch)
+    draft.set(formation=formation, formed=formation.epoch, vacant=frozenset(), raised_s=0.0)
     draft.note(e.FormationMade(formation))
     if formation.abort:
         draft.enter(Stage.RESEATING, f"formation {formation.epoch} of {len(formation.seats)} workers")
@@ -248,6 +343,8 @@ def _direct_all(draft: Draft) -> None:
         node = job.nodes.get(member.node)
         if node is None or node.report.incarnation != member.incarnation or _dismissed(draft, node):
             continue
+        if node.stop_by_s and _told(draft, member.node, Action.STOP):
+            continue  # it was lost and is back: it stops first, then it gets its place again
         lives = tuple(job.lives.get(member.first_rank + k, 0) for k in range(member.slots))
         draft.direct(member.node, Action.RUN, epoch=plan.epoch, plan=plan, formation=draft.job.formation, lives=lives)
 
@@ -276,7 +373,7 @@ def _plan_change(draft: Draft) -> None:
     adopted = seats.adopted(job, formation)
     if adopted:
         draft.set(before=None, superseded=())
-    elif job.before is not None:  # the places of leavers are theirs until the change is through
+    elif job.before is not None and not job.vacant:  # the places of leavers are theirs until the change is through
         return
     _dismiss(draft, formation)
     _vacate(draft, formation)
@@ -291,10 +388,20 @@ def _plan_change(draft: Draft) -> None:
         _issue(draft, following)
 
 
+def _overdue(draft: Draft) -> bool:
+    """A role that nobody can take is waited for as long as the job waits for nodes where nothing runs."""
+    job, formation = draft.job, draft.job.formation
+    assert formation is not None
+    since_s = (job.short_since_s or draft.now) if job.fixed and roles.short(job, formation) else 0.0
+    if since_s != job.short_since_s:
+        draft.set(short_since_s=since_s)
+    return since_s > 0.0 and draft.now >= since_s + job.spec.join_timeout_s
+
+
 def _dismiss(draft: Draft, formation: Formation) -> None:
     """Nodes that leave and hold no role any more: their standbys, which nobody else would end, are stopped."""
     job = draft.job
-    busy = {seat.node for seat in formation.seats}
+    busy = {seat.node for seat in formation.seats if seat.worker not in job.vacant}
     for name, node in job.nodes.items():
         if node.report.leaving and name not in busy and not node.at_rest:
             due = draft.now + job.spec.grace_s + job.spec.stop_margin_s

@@ -45,6 +45,7 @@ class _Here(msgspec.Struct):
     lives: Mapping[int, int]
     workers: dict[str, WorkerReport] = {}
     sessions: dict[str, SessionReport] = {}
+    failing: bool = False  # a session's function raised
 
 
 _last = [_Here(None, {}, {})]  # one event asks many times, about each of many workers: the same state, the same answer
@@ -55,7 +56,8 @@ def _here(job: Job) -> _Here:
     if last.plan is not job.plan or last.nodes is not job.nodes or last.lives is not job.lives:
         workers = _present(job)
         sessions = {worker: report.session for worker, report in workers.items() if report.session is not None}
-        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions)
+        failing = any(said.failure for said in sessions.values())
+        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions, failing)
     return last
 
 
@@ -82,7 +84,9 @@ def ended_well(job: Job, worker: str) -> bool:
     """Its script ran to its end: of the job, or of this worker's part in it (a leaver)."""
     assert job.plan is not None
     rank = rank_of(job.plan, worker) if job.ended else None
-    end = job.ended.get(rank) if rank is not None else None
+    if rank is None or place(worker)[2] != job.lives.get(rank, 0):  # what is known of its place is another one's end
+        return False
+    end = job.ended.get(rank)
     return end is not None and end.exit.cause is ExitCause.OK
 
 
@@ -104,7 +108,7 @@ def complete(job: Job, formation: Formation) -> bool:
     stay = [s.worker for s in former if formation.role_of(s.worker) is not None or not parted(job, s.worker)]
     stay = [worker for worker in stay if not _left(sessions.get(worker))]
     unfinished = [worker for worker in stay if not ended_well(job, worker)]
-    stateless = [w for w in unfinished if w in sessions and not may_hold(job, w)]
+    stateless = [w for w in unfinished if w in sessions and not may_hold(job, w) and not job.fixed]
     return len(unfinished) < len(stay) and len(stateless) == len(unfinished)
 
 
@@ -136,7 +140,7 @@ def first(job: Job, epoch: int) -> Formation | None:
     if len(ready) < num_places(job):
         return None
     order = sorted(ready, key=lambda worker: rank_of(plan, worker) or 0)
-    return Formation(epoch, tuple(_seat(ready[worker]) for worker in order), abort=False, floor=0)
+    return Formation(epoch, tuple(seat_of(ready[worker]) for worker in order), abort=False, floor=0)
 
 
 def holders(job: Job, formation: Formation) -> tuple[Seat, ...]:
@@ -170,7 +174,7 @@ def without_dead(job: Job, formation: Formation, epoch: int) -> Formation | None
         if seat in living:
             seats.append(seat)
         elif waiting:
-            seats.append(_seat(waiting.pop(0)))
+            seats.append(seat_of(waiting.pop(0)))
     return Formation(epoch, tuple(seats), abort=True, floor=floor(job, formation))
 
 
@@ -178,19 +182,24 @@ def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
     """A planned change: leavers go, ready workers take their roles, or one that is free. None: no change.
 
     A drained place waits until somebody else is there to go on; a node that leaves does not.
+    Where the number of members may not change, a leaver stays until somebody can take its role.
     """
     goes = {seat.worker for seat in formation.seats if leaving(job, seat.worker)}
-    ready = ready_ones(job, formation)
-    if len(goes) == len(formation.seats) and not ready:
+    waiting = ready_ones(job, formation)
+    if len(goes) == len(formation.seats) and not waiting:
         goes = {worker for worker in goes if on_leaver(job, worker)}
-    waiting = ready[: max(0, target(job) - len(formation.seats) + len(goes))]
+    if not job.fixed:
+        waiting = waiting[: max(0, target(job) - len(formation.seats) + len(goes))]
     seats = []
     for seat in formation.seats:
         if seat.worker not in goes:
             seats.append(seat)
         elif waiting:
-            seats.append(_seat(waiting.pop(0)))
-    seats += [_seat(report) for report in waiting]
+            seats.append(seat_of(waiting.pop(0)))
+        elif job.fixed:
+            seats.append(seat)
+    if not job.fixed:
+        seats += [seat_of(report) for report in waiting]
     if not seats or tuple(seats) == formation.seats:
         return None
     return Formation(epoch, tuple(seats), abort=False, floor=floor(job, formation))
@@ -228,6 +237,15 @@ def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ..
 
 def sessions_of(job: Job) -> Mapping[str, SessionReport]:
     return _here(job).sessions
+
+
+def raised(job: Job, formation: Formation) -> list[SessionReport]:
+    """Members whose function raised in it, or in the one that it follows as planned, and who wait for the next."""
+    if not _here(job).failing:
+        return []
+    epochs = (formation.epoch, job.before.epoch if job.before is not None else 0)
+    members = [sessions_of(job).get(seat.worker) for seat in holders(job, formation)]
+    return [s for s in members if s is not None and s.failure and s.stage is Stage.READY and s.epoch in epochs]
 
 
 def alive(job: Job, worker: str) -> bool:
@@ -274,14 +292,15 @@ def all_leave(job: Job) -> bool:
 
 
 def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:
-    """Sessions that wait for a role and can have one, by rank."""
+    """Sessions that wait for a role and can have one, by rank: a worker that had one before, in its next life only."""
     plan = job.plan
     assert plan is not None
     seated = {seat.worker for seat in formation.seats}
     waiting = [
         (rank_of(plan, worker) or 0, session)
         for worker, session in sessions_of(job).items()
-        if session.stage is Stage.READY and worker not in seated and alive(job, worker) and not leaving(job, worker)
+        if session.stage is Stage.READY and session.epoch == 0 and worker not in seated
+        if alive(job, worker) and not leaving(job, worker)
     ]
     return [session for _, session in sorted(waiting, key=lambda pair: pair[0])]
 
@@ -295,7 +314,7 @@ def floor(job: Job, formation: Formation) -> int:
     return max(known)
 
 
-def _seat(session: SessionReport) -> Seat:
+def seat_of(session: SessionReport) -> Seat:
     node, _, _ = place(session.worker)
     return Seat(session.worker, node, session.host, session.endpoint)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from everstep.control.draft import Draft
@@ -20,8 +22,11 @@ def conclude(draft: Draft) -> None:
         draft.enter(Stage.REFORMING)
 
 
-def charge(draft: Draft) -> bool:
-    """Name the first cause of the open incident and count it. False: the job ends, it must not be tried again."""
+def charge(draft: Draft, raised: Sequence[e.WorkerEnded] = ()) -> bool:
+    """Name the first cause of the open incident and count it. False: the job ends, it must not be tried again.
+
+    `raised`: functions that ended by an exception, in processes which live on.
+    """
     job = draft.job
     incident = job.incident
     assert incident is not None
@@ -31,7 +36,7 @@ def charge(draft: Draft) -> bool:
     steps = [max(w.exit.total_step, w.exit.step) for w in job.ended.values()]
     draft.set(best_step=max([job.best_step, *steps]))
     if counted:
-        _remember(draft)
+        _remember(draft, {**job.ended, **{end.rank: end for end in raised}})
         if _give_up(draft):
             return False
         draft.set(restarts=draft.job.restarts + 1)
@@ -49,12 +54,12 @@ def _name_cause(draft: Draft, incident: Incident) -> bool:
     return any(c.rank >= 0 for c in culprits)
 
 
-def _remember(draft: Draft) -> None:
+def _remember(draft: Draft, ended: Mapping[int, e.WorkerEnded]) -> None:
     incident = draft.job.incident
     assert incident is not None
-    ended = draft.job.ended
     first = next((ended[c.rank] for c in incident.culprits if c.rank in ended), None)
-    made = signature(incident.kind, incident.why, first)
+    kind = "crash" if incident.kind == "exception" else incident.kind  # the same error, whatever it ended
+    made = signature(kind, incident.why, first)
     draft.set(signatures=(*draft.job.signatures, made)[-REMEMBERED:])
 
 

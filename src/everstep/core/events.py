@@ -160,7 +160,8 @@ class WorkerEnded(Event, frozen=True):
 
 
 class IncidentOpened(Event, frozen=True):
-    """First sign of a fault. `kind`: crash, hang, node-lost, stop, incomplete, step-fell-back, save-failed."""
+    """First sign of a fault. `kind`: crash, exception (of a function whose process lives on), hang, node-lost, stop,
+    incomplete, step-fell-back, save-failed."""
 
     incident: str
     kind: str

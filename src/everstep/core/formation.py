@@ -4,8 +4,11 @@ A formation says who acts in an epoch: its seats, in order; the index of a seat 
 What the commit protocol expects of whoever issues formations (`train.commit` relies on it):
 
 - Epochs only grow; no two formations have the same one.
-- `abort`: a member of the epoch before is dead or fenced; the others leave that epoch at once. Everybody who may hold
-  state is seated, those of a planned formation too which is thereby withdrawn. Who is not seated must stop.
+- `abort`: a member of the epoch before is dead or fenced, or its function raised; the others leave that epoch at once.
+  Everybody who may hold state is seated, those of a planned formation too which is thereby withdrawn. Who is not seated
+  must stop.
+- Where the number of members may not change, every formation has the first one's; who is in two in a row has the same
+  role in both. Who was yet to leave in a change that is withdrawn is fenced, unless its follower is dead.
 - Not `abort`: a planned change. It is issued when every member of the epoch before reported to be in it, and the next
   planned one when every member of this one did: one plan at a time. Only an abort withdraws it.
 - A worker that an issued formation left out is seated again only in its next life.

@@ -29,6 +29,7 @@ class Live(msgspec.Struct, frozen=True):
     nodes: dict[str, str] = {}
     plan: EpochPlan | None = None
     workers: dict[str, WorkerProgress] = {}
+    waits_for: str = ""
 
 
 class Quiet(msgspec.Struct, frozen=True):
@@ -56,6 +57,7 @@ def render_status(summary: Summary, live: Live | None, quiet: Quiet | None = Non
     if live is not None:
         nodes = ", ".join(f"{name} ({what})" for name, what in sorted(live.nodes.items()))
         lines.append(f"  {'nodes':<11} {nodes or 'none yet'}")
+        lines += [f"  {'waits for':<11} {live.waits_for}"] if live.waits_for else []
         lines += _workers(live)
     shown = [i for i in summary.incidents if not i.outcome] or summary.incidents[-1:]
     for incident in shown:

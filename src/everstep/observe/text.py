@@ -18,6 +18,7 @@ ADVICE = {
     "left-early": "Look whether rank {rank} gets less data than the others, or returns on a condition of its own.",
     "unfinished": "The script, or a library, calls os._exit. Let it end by returning or by sys.exit.",
     "error": "The traceback is in {evidence}.",
+    "exception": "The traceback is in the log of rank {rank} on {node}.",
     "not-started": "Nothing of the script ran: mend what is named above on {node}.",
     "exit-code": "The last lines of its log are in {evidence}.",
     "hang": "Read where it hangs in {evidence}.",

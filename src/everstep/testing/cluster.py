@@ -14,11 +14,13 @@ from everstep.control import lifecycle
 from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
 from everstep.core import events as e
 from everstep.core.types import Action, Activity, Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
+from everstep.detect.blame import LATE_S
 from everstep.testing import trace
 from everstep.testing.actors import SimAgent
 from everstep.testing.clock import VirtualClock
 from everstep.testing.network import DOWN, UP, Connection, Message, Wire
 from everstep.testing.rounds import Rounds
+from everstep.testing.sessions import COLLATERAL
 from everstep.testing.truth import Truth
 from everstep.testing.workers import SimWorker
 
@@ -187,6 +189,11 @@ class SimController:
     def judge(self, worker: SimWorker) -> None:
         if not self.up:
             self.cluster.clock.after(1.0, self.judge, worker)
+        elif self._waits(worker) and worker.epoch == self.job.epoch:
+            blame = Blame(worker.rank, worker.agent.name, "hang")  # it was on its way when the vacancy came
+            self.feed(e.HangJudged(worker.epoch, Verdict("hang", (blame,), "no step")))
+            if worker.hung and self.up:
+                self.cluster.clock.after(1.0, self.suspect, worker)
         elif not worker.hung or not self._current(worker):
             self.feed(e.HangSuspected(worker.epoch, ""))
         else:
@@ -194,6 +201,12 @@ class SimController:
             blame = Blame(worker.rank, worker.agent.name, "hang")
             unknown = worker.session is not None and self.cluster.rng.random() < 0.1
             self.feed(e.HangJudged(worker.epoch, Verdict("hang", () if unknown else (blame,), "no step")))
+
+    def _waits(self, worker: SimWorker) -> bool:
+        """Members are not watched while roles are vacant."""
+        formation = self.job.formation
+        seated = formation is not None and formation.role_of(worker.name) is not None
+        return bool(self.job.vacant) and seated and self._current(worker)
 
     def _current(self, worker: SimWorker) -> bool:
         """The detector starts anew with every formation: it judges nobody for what an earlier process did."""
@@ -204,7 +217,14 @@ class Cluster:
     """Everything of one schedule. All chance comes from `rng`, all time from `clock`."""
 
     def __init__(
-        self, rng: random.Random, spec: JobSpec, lines: list[str] | None, *, with_sessions: bool = False
+        self,
+        rng: random.Random,
+        spec: JobSpec,
+        lines: list[str] | None,
+        *,
+        with_sessions: bool = False,
+        fixed: bool = False,
+        restartable: bool = False,
     ) -> None:
         self.rng = rng
         self.spec = spec
@@ -212,6 +232,8 @@ class Cluster:
         self.lines = lines
         self.tracing = lines is not None
         self.with_sessions = with_sessions
+        self.fixed = fixed  # the number of members may not change
+        self.restartable = restartable  # sessions' functions raise, and are run again
         self.rounds = Rounds(self)
         self.truth = Truth(self)
         self.faults: Counter[str] = Counter()
@@ -282,10 +304,22 @@ class Cluster:
         """A worker makes no more steps. Its peers' collectives fail, or wait for ever."""
         self.truth.broken(worker)
         if self.with_sessions:
+            self.break_collectives(worker)
             return
         for peer in self.truth.alive_of(worker.epoch):
             if peer is not worker and self.rng.random() < 0.5:
                 self.clock.after(self.rng.uniform(0.02, 0.8), peer.interrupt)
+
+    def break_collectives(self, worker: SimWorker) -> None:
+        """Functions of the peers raise as well, or wait."""
+        if not self.restartable or worker.session is None or not worker.session.entered:
+            return
+        for peer in self.truth.alive_of(worker.epoch):
+            session = peer.session
+            if session is None or session.entered != worker.session.entered:
+                continue
+            if peer is not worker and self.rng.random() < 0.3:
+                session.after(0.001, 0.2, session.main, session.fail, COLLATERAL)
 
     def ended(self, worker: SimWorker, cause: ExitCause, could_step: bool) -> None:
         self.truth.ended(worker, cause)
@@ -333,6 +367,10 @@ def next_deadline(job: Job, now: float) -> float:
     for node in job.nodes.values():
         moments += (node.lost_at_s, node.stop_by_s)
     moments += job.gone_by.values()
+    if job.short_since_s:
+        moments.append(job.short_since_s + job.spec.join_timeout_s)
+    if job.raised_s:
+        moments.append(job.raised_s + LATE_S)
     if job.stage in WAITING:
         moments += (job.stage_since_s + job.spec.join_timeout_s, job.last_join_s + job.spec.last_call_s)
     return min((m for m in moments if m > now), default=math.inf)

@@ -11,6 +11,7 @@ from everstep.testing.actors import SimAgent
 from everstep.testing.cluster import Cluster
 from everstep.testing.network import DOWN, UP
 from everstep.testing.workers import SimWorker
+from everstep.train.commit import Phase
 
 
 class Faults:
@@ -38,6 +39,8 @@ class Faults:
         }
         if cluster.with_sessions:
             self.kinds |= {self.step_broken: 8, self.step_made: 4}
+        if cluster.restartable:
+            self.kinds |= {self.function_raised: 12}
 
     def strike(self) -> None:
         if self.cluster.quiet:
@@ -67,8 +70,11 @@ class Faults:
 
     # Workers --------------------------------------------------------------------------------------------
 
+    def _workers(self) -> list[SimWorker]:
+        return [w for alive in self.cluster.truth.alive.values() for w in alive if w.can_step]
+
     def _worker(self) -> SimWorker | None:
-        workers = [w for alive in self.cluster.truth.alive.values() for w in alive if w.can_step]
+        workers = self._workers()
         return self.rng.choice(workers) if workers else None
 
     def worker_killed(self) -> bool:
@@ -105,6 +111,17 @@ class Faults:
         busy = bool(self.cluster.rounds.computing)
         self.cluster.rounds.urge_all(2)
         return busy
+
+    def function_raised(self) -> bool:
+        """In a process that lives on; now and then it is the process that makes it raise."""
+        alive = [w.session for w in self._workers() if w.session is not None and not w.hung]
+        members = [session for session in alive if session.member.phase is Phase.COMPUTING and not session.failure]
+        if not members:
+            return False
+        session = self.rng.choice(members)
+        session.spoiled = self.rng.random() < 0.3
+        session.main(session.fail, f"ValueError: bad sample {self.rng.choice('abcdefgh')}")
+        return True
 
     def false_alarm(self) -> bool:
         worker = self._worker()

@@ -14,6 +14,7 @@ from everstep.core import events as e
 from everstep.core.formation import Formation
 from everstep.core.formation import Stage as Session
 from everstep.testing.claims import require
+from everstep.testing.sessions import COLLATERAL
 from everstep.train import commit
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class Formations:
         self.issued: dict[int, list[Formation]] = {}  # by the epoch of their plan
         self.log: dict[int, list[int]] = {}  # plan's epoch -> for each committed step the epoch of its gradients
         self.left_out: set[tuple[int, str]] = set()  # plan's epoch, worker
+        self.roles: dict[tuple[int, str], int] = {}  # of jobs whose number of members may not change
+        self.raised: set[str] = set()  # places where a function raised in the present incident
+        self.raised_alone: set[tuple[int, str]] = set()  # epoch that followed, worker: by itself, its peers all lived
 
     # Sessions -------------------------------------------------------------------------------------------
 
@@ -62,6 +66,8 @@ class Formations:
     # The job --------------------------------------------------------------------------------------------
 
     def job_changed(self, before: Job, job: Job, event: e.Input) -> None:
+        if job.incident is None:
+            self.raised.clear()
         if job.epoch == before.epoch and job.lives != before.lives:
             self._replaced(before, job, event)
         through = job.epoch == before.epoch and job.before is not before.before and not _withdrawn(before, job)
@@ -87,8 +93,10 @@ class Formations:
         holders = _holders(before) if old is not None else []
         for name in names:
             self._seated(job, new, name, name in holders)
+        if self.cluster.fixed:
+            self._as_before(job, new, old)
         if old is not None and new.abort:
-            self._aborts(job, new, holders)
+            self._aborts(job, new, holders, [f for f in (before.before, old) if f is not None])
         elif old is not None:
             self._planned(before, job, old, new)
         for former in self.issued.setdefault(job.epoch, []):
@@ -112,7 +120,31 @@ class Formations:
             leaving = node is not None and node.report.leaving
             require(not leaving, f"formation {new.epoch} gives a role to {name}, whose node leaves")
 
-    def _aborts(self, job: Job, new: Formation, holders: list[str]) -> None:
+    def _as_before(self, job: Job, new: Formation, old: Formation | None) -> None:
+        """The same number of roles, and who has one keeps it."""
+        num = len(new.seats) if old is None else len(old.seats)
+        require(len(new.seats) == num, f"formation {new.epoch} has {len(new.seats)} seats, not {num}")
+        for role, seat in enumerate(new.seats):
+            had = self.roles.setdefault((job.epoch, seat.worker), role)
+            require(had == role, f"formation {new.epoch} moves {seat.worker} from role {had} to {role}")
+
+    def _failed(self, job: Job, new: Formation, former: list[Formation]) -> bool:
+        """Whether a function raised in what this formation follows; one that did so twice gets another process."""
+        epochs = {formation.epoch for formation in former}
+        members = [self.cluster.rounds.session(job.epoch, seat.worker) for f in former for seat in f.seats]
+        failed = [s for s in members if s.failure and s.entered in epochs]
+        own = [s.worker.name for s in failed if s.failure != COLLATERAL and _heard(job, s)]
+        alone = all(s.worker.can_step for s in members)
+        if alone and not any(s.resumed and s.entered in epochs for s in members):
+            again = [name for name in own if any((epoch, name) in self.raised_alone for epoch in epochs)]
+            kept = [name for name in again if new.role_of(name) is not None]
+            require(not kept, f"formation {new.epoch} seats {kept}, whose functions raised twice and nobody went on")
+        self.raised |= {s.worker.name.partition("#")[0] for s in failed}
+        if alone:
+            self.raised_alone |= {(new.epoch, name) for name in own}
+        return bool(failed)
+
+    def _aborts(self, job: Job, new: Formation, holders: list[str], former: list[Formation]) -> None:
         names = {seat.worker for seat in new.seats}
         for name in holders:
             if name in names:
@@ -123,7 +155,7 @@ class Formations:
             gone = not session.worker.can_step or session.stage is Session.LEFT or session.completed
             require(fenced or gone, f"formation {new.epoch} leaves {name} out, which lives")
         cause = any(name not in names or not self._alive(job.epoch, name) for name in holders)
-        require(cause, f"formation {new.epoch} aborts without a cause")
+        require(self._failed(job, new, former) or cause, f"formation {new.epoch} aborts without a cause")
         kept = [name for name in holders if name in names]
         require(kept, f"formation {new.epoch} seats nobody who was in it before")
 
@@ -157,9 +189,15 @@ class Formations:
                 continue
             name = seats.name(member.node, rank - member.first_rank, former)
             session = self.cluster.rounds.sessions.get((before.epoch, name))
-            if session is not None and session.worker.can_step and not _hung(event, rank):
+            if session is not None and session.worker.can_step and not _hung(event, session.worker):
                 seen = sees(job, session.worker) and not _stopping(job, session.worker)
+                seen = seen and not _yields(before, job, name) and not self._raised_again(before, name)
+                seen = seen and not _may_hang_in_its_warm_up(before, event, name)
                 require(not seen, f"{name} is healthy and gets a next life: {event}")
+
+    def _raised_again(self, job: Job, name: str) -> bool:
+        session = self.cluster.rounds.session(job.epoch, name)
+        return bool(session.failure) and name.partition("#")[0] in self.raised
 
     def _evicted(self, before: Job, job: Job, event: e.Input) -> None:
         """Nobody whom the controller sees is known to hold the state, or it is not known who hangs, or all leave."""
@@ -168,8 +206,13 @@ class Formations:
         living = [self.cluster.rounds.session(before.epoch, name) for name in members]
         living = [s for s in living if s.worker.name in self._founders(before) or _reported(job, s.worker) >= 0]
         living = [s for s in living if s.worker.can_step and s.stage is not Session.LEFT]
+        living = [s for s in living if s.worker.life == self._life(before, s.worker.name)]  # the others are fenced
         living = [s for s in living if sees(job, s.worker) and not _stopping(before, s.worker)]
-        living = [s for s in living if s.member.stand.committed >= 0 and not _hung(event, s.worker.rank)]
+        living = [s for s in living if s.member.stand.committed >= 0 and not _hung(event, s.worker)]
+        living = [s for s in living if not (s.failure and self._raised_again(before, s.worker.name))]
+        waited_s = self.cluster.clock.now_s - (before.short_since_s or self.cluster.clock.now_s)
+        if self.cluster.fixed and waited_s >= before.spec.join_timeout_s:
+            return
         if all(seats.leaving(job, s.worker.name) for s in living):
             return
         unknown = isinstance(event, e.HangJudged) and not any(c.rank >= 0 for c in event.verdict.culprits)
@@ -214,8 +257,8 @@ class Formations:
             member = session.member
             if not session.worker.can_step or session.worker.hung or not commit.acts_in(member, formation.epoch):
                 return f"{seat.worker} is not in formation {formation.epoch}"
-            if member.phase not in ACTING or session.completed:
-                return f"{seat.worker} is {member.phase.value}"
+            if member.phase not in ACTING or session.completed or session.failure:
+                return f"{seat.worker} is {member.phase.value} {session.failure}"
         return self._places(job, formation)
 
     def _places(self, job: Job, formation: Formation) -> str:
@@ -231,6 +274,8 @@ class Formations:
                     return f"no worker at {report.node}/{local_rank}"
         slots = max(report.slots for report in here)
         wanted = min(job.spec.max_nodes, len(here)) * slots
+        if self.cluster.fixed:
+            wanted = len(self.issued[job.epoch][0].seats)
         if len(formation.seats) != wanted:
             return f"{len(formation.seats)} seats of {wanted}"
         return "" if job.incident is None else f"{job.incident.id} is open"
@@ -256,6 +301,13 @@ def _reported(job: Job, worker: SimWorker) -> int:
     return next((s.committed for s in said if s.worker == worker.name), -1)
 
 
+def _heard(job: Job, session: SimSession) -> bool:
+    """Whether the controller knows what the session's function raised."""
+    node = job.nodes.get(session.worker.agent.name)
+    said = [w.session for w in node.report.workers if w.session is not None] if node is not None else []
+    return any(s.worker == session.worker.name and s.failure and s.epoch == session.entered for s in said)
+
+
 def _stopping(job: Job, worker: SimWorker) -> bool:
     """It was told to stop what it runs: it had been lost, or leaves."""
     node = job.nodes.get(worker.agent.name)
@@ -273,5 +325,19 @@ def _withdrawn(before: Job, job: Job) -> bool:
     return job.formation is not None and job.formation is not before.formation and job.formation.abort
 
 
-def _hung(event: e.Input, rank: int) -> bool:
-    return isinstance(event, e.HangJudged) and any(c.rank == rank for c in event.verdict.culprits)
+def _yields(before: Job, job: Job, name: str) -> bool:
+    """It was about to leave, and its follower goes on without it: the change was withdrawn."""
+    if before.before is None or before.formation is None or not _withdrawn(before, job):
+        return False
+    return job.fixed and before.before.role_of(name) is not None and before.formation.role_of(name) is None
+
+
+def _may_hang_in_its_warm_up(job: Job, event: e.Input, name: str) -> bool:
+    """The detector cannot tell which of those that roles wait for it is."""
+    unnamed = isinstance(event, e.HangJudged) and not event.verdict.culprits
+    return unnamed and bool(job.vacant) and job.formation is not None and job.formation.role_of(name) is None
+
+
+def _hung(event: e.Input, worker: SimWorker) -> bool:
+    judged = isinstance(event, e.HangJudged) and any(c.rank == worker.rank for c in event.verdict.culprits)
+    return judged and worker.hung

@@ -100,7 +100,8 @@ class Rounds:
         if first:
             self.made[epoch] += 1
         if first and step == self.poison_step:
-            session.after(0.01, 0.2, session.main, session.worker.fail, "ValueError: bad sample")
+            fail = session.fail if self.cluster.restartable else session.worker.fail
+            session.after(0.01, 0.2, session.main, fail, "ValueError: bad sample")
         elif len(session.history) - self._before(session, epoch) < self.wanted[epoch] or self.finishing:
             self._go(session, epoch, step)
         else:

@@ -78,10 +78,16 @@ def spec_of(rng: random.Random) -> JobSpec:
     )
 
 
+def sort_of(seed: int, rng: random.Random) -> dict[str, bool]:
+    """Odd seeds: scripts have sessions; in four of ten of these the number of members may not change."""
+    fixed = bool(seed % 2) and rng.random() < 0.4
+    return {"with_sessions": bool(seed % 2), "fixed": fixed, "restartable": fixed and rng.random() < 0.5}
+
+
 def play(seed: int, lines: list[str] | None = None) -> Played:
     """One schedule. Raises truth.Violation, or whatever a machine raised. `lines` collects what happened."""
     rng = random.Random(seed)
-    cluster = Cluster(rng, spec_of(rng), lines, with_sessions=bool(seed % 2))
+    cluster = Cluster(rng, spec_of(rng), lines, **sort_of(seed, rng))
     faults = Faults(cluster, slots=rng.randint(1, 2))
     cluster.one_bug = rng.random() < 0.1
     if cluster.one_bug and rng.random() < 0.5:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from everstep.testing.workers import SimWorker
 
 
+COLLATERAL = "RuntimeError: connection closed by peer"  # what functions raise whose peer is gone
+
+
 class SimSession:
     """Events of the protocol go in by `feed`; what the main thread does goes through `main`."""
 
@@ -29,6 +32,8 @@ class SimSession:
         "completed",
         "deaf",
         "entered",
+        "failed_s",
+        "failure",
         "gap_s",
         "heard_s",
         "history",
@@ -37,6 +42,7 @@ class SimSession:
         "member",
         "resumed",
         "speaks",
+        "spoiled",
         "spoke_s",
         "stage",
         "worker",
@@ -55,6 +61,9 @@ class SimSession:
         self.incoming: tuple[int, tuple[int, ...]] | None = None  # a state that came before it was asked for: its epoch
         self.committed_s = 0.0
         self.gap_s = -1.0
+        self.failure = ""  # what its function raised, until it is in the next formation
+        self.failed_s = 0.0
+        self.spoiled = False  # its function raises in every formation: only another process helps
         self.spoke_s = self.heard_s = 0.0  # when the last message either way arrives
         self.deaf = self.cluster.rng.random() < 0.5  # when it hangs, no thread of it runs
         self.backlog: list[tuple[Callable[..., None], tuple[object, ...]]] = []
@@ -78,6 +87,8 @@ class SimSession:
 
     def main(self, act: Callable[..., None], *args: object) -> None:
         """Something the main thread does; nothing of the job any more once it is through with it."""
+        if self.failure and act not in (self._enter, self.worker.fail):
+            return
         if self.worker.can_step and not (self.completed and act != self.worker.die):
             if self.worker.hung:
                 self.backlog.append((self.main, (act, *args)))
@@ -105,16 +116,26 @@ class SimSession:
         report = SessionReport(
             worker=member.worker,
             stage=self.stage,
-            committed=member.stand.committed,
+            committed=member.stand.committed if self.made or not self.cluster.restartable else -1,
             epoch=self.entered,
             prepared=member.prepared,
             endpoint=f"{agent.name}:{self.worker.local_rank}",
             host=agent.name,
             resumed=self.resumed,
             gap_s=self.gap_s,
+            fixed=self.cluster.fixed,
+            failure=self.failure,
         )
         self.spoke_s = max(self.spoke_s, self.cluster.clock.now_s + self.cluster.rng.uniform(0.001, 0.008))
         self.cluster.clock.at(self.spoke_s, agent.spoke, self.worker, report)
+
+    def fail(self, why: str) -> None:
+        """Its function raises in the midst of a step, or is through with what failed: the process waits."""
+        if self.member.phase is commit.Phase.COMPUTING and self.member.entering is None:
+            self.failure, self.failed_s = why, self.cluster.clock.now_s
+            self.stage = Stage.READY
+            self.tell()
+            self.cluster.truth.raised(self)
 
     def hear(self, formation: Formation) -> None:
         slow = self.cluster.rng.random() < 0.1
@@ -201,6 +222,7 @@ class SimSession:
     def _enter(self, epoch: int, stand: Stand) -> None:
         if commit.acts_in(self.member, epoch):
             self.entered = epoch
+            self.failure = ""
             self.tell()
             self.cluster.rounds.take_part(self, "stand", epoch, -1, stand)
 
@@ -227,6 +249,8 @@ class SimSession:
         else:
             self.feed(protocol.Began(epoch))
             self.cluster.rounds.compute(self, epoch, step)
+            if self.spoiled:
+                self.after(0.0, 0.05, self.main, self.fail, "RuntimeError: spoiled")
 
     def reduce(self, epoch: int, step: int) -> None:
         """Its own gradients are there."""

@@ -42,7 +42,8 @@ def _worker(worker: WorkerReport) -> str:
 
 def session(said: SessionReport) -> str:
     resumed = "+" if said.resumed else ""
-    return f"{said.stage.value} {said.committed}@{said.epoch}{resumed} prepared {said.prepared}"
+    raised = f" raised {said.failure}" if said.failure else ""
+    return f"{said.stage.value} {said.committed}@{said.epoch}{resumed} prepared {said.prepared}{raised}"
 
 
 def report(said: NodeReport) -> str:

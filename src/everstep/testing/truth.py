@@ -23,8 +23,10 @@ from everstep.control import node as n
 from everstep.control.job import ENDED, Job, Stage
 from everstep.core import events as e
 from everstep.core.types import Activity, Directive, EpochPlan, ExitCause, Member
+from everstep.detect.blame import LATE_S
 from everstep.testing.claims import require
 from everstep.testing.formations import Formations
+from everstep.testing.sessions import COLLATERAL, SimSession
 
 if TYPE_CHECKING:
     from everstep.testing.actors import SimAgent
@@ -107,6 +109,13 @@ class Truth:
             self.faults += worker.failure is None
         self.over.add((worker.epoch, worker.rank, worker.life))
 
+    def raised(self, session: SimSession) -> None:
+        """A function raised in a process that lives."""
+        if session.failure != COLLATERAL:
+            self.faults += 1
+            self.failed.add(session.worker.epoch)
+            self.cluster.break_collectives(session.worker)
+
     def quits(self, agent: SimAgent) -> None:
         left = [w for w in agent.workers if not w.dead]
         require(not left, f"{agent.name} quits and leaves workers behind")
@@ -159,6 +168,8 @@ class Truth:
             self._dealt(before, job)
         elif job.plan is not before.plan:
             self._amended(before, job)
+        if job.incidents > before.incidents and job.incident is not None and job.incident.kind == "exception":
+            require(job.restarts > before.restarts or job.stage in ENDED, f"{job.incident.why} is not counted")
         self.formations.job_changed(before, job, event)
         if job.stage is Stage.FINISHED and before.stage is not Stage.FINISHED:
             self._finished(job)
@@ -202,8 +213,21 @@ class Truth:
         require(job.restarts == before.restarts + 1, "restarts counted twice")
         hang = before.incident is not None and before.incident.kind == "hang"
         hang = hang or isinstance(event, e.HangJudged)
+        self._collateral(before, job)
         require(hang or before.epoch in self.failed, "a restart is counted although no worker failed")
         require(job.restarts <= self.faults, f"{job.restarts} restarts are counted for {self.faults} faults")
+
+    def _collateral(self, before: Job, job: Job) -> None:
+        """What raised because a peer died is counted only where nothing was heard of that death in time."""
+        incident = job.incident if job.incident is not before.incident else None
+        if incident is None or incident.kind != "exception" or incident.culprits[0].detail != COLLATERAL:
+            return
+        failed = [s for s in self.cluster.rounds.sessions.values() if s.failure == COLLATERAL and not s.worker.dead]
+        since_s = min((s.failed_s for s in failed), default=0.0)
+        late = self.cluster.clock.now_s >= since_s + LATE_S
+        require(late, f"collateral is counted: {incident.why}")
+        self.faults += 1
+        self.failed.add(job.epoch)
 
     def _dealt(self, before: Job, job: Job) -> None:
         plan = job.plan
