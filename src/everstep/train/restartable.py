@@ -219,7 +219,7 @@ class Member:
                 left = self._enter()
                 if not isinstance(left, Fault):
                     return left[0]
-                fault, steps = left, boot.steps()
+                fault, steps = left, boot.steps() or max(0, steps)
         finally:
             self._waker.close()
             self._entrance.close()
