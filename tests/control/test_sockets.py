@@ -127,3 +127,25 @@ def test_local_addresses_hold_the_one_in_use() -> None:
         except OSError:
             pytest.skip("no route out of this machine")
         assert probe.getsockname()[0] in sockets.local_addresses()
+
+
+def test_own_connections_are_cut_but_for_older_ones_and_excepted_ports() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as older,
+        server.accept()[0] as older_end,
+    ):
+        keep = sockets.own()
+        excepted = socket.create_server(("127.0.0.1", 0))
+        with (
+            excepted,
+            socket.create_connection(server.getsockname()) as newer,
+            server.accept()[0] as newer_end,
+            socket.create_connection(excepted.getsockname()) as spared,
+            excepted.accept()[0] as spared_end,
+        ):
+            assert sockets.cut_own({"127.0.0.0/8"}, {excepted.getsockname()[1]}, keep) == 2  # both ends of one
+            assert newer.recv(1) == newer_end.recv(1) == b""
+            for one, other in ((older, older_end), (spared, spared_end)):
+                one.send(b"x")
+                assert other.recv(1) == b"x"

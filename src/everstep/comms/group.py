@@ -212,11 +212,14 @@ dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 # All groups of this process, whatever their backends ----------------------------------------------------------
 
 
+def everyone() -> list[dist.ProcessGroup]:
+    """All that there are."""
+    return list(c10d._world.pg_names)
+
+
 def abort_all() -> None:
     """Let whatever waits in a group raise, from any thread. Not gloo's: nothing but the end of its sockets wakes it."""
-    groups = list(c10d._world.pg_names.items())
-    newest_first = [group for group, _ in sorted(groups, key=lambda item: item[1], reverse=True)]
-    for group in newest_first:
+    for group in reversed(everyone()):  # the newest first
         if group.name() != "gloo":
             group.abort()
 

@@ -207,6 +207,7 @@ class Member:
         self._before_s = 0.0  # the last step of the entry before
         self._kept: frozenset[int] = frozenset()  # sockets that are older than this entry
         self._abort_told = False
+        self._groups: list[Any] = []  # see `_hold`
 
     def run(self) -> Any:
         self._waker.open()
@@ -219,7 +220,7 @@ class Member:
                 left = self._enter()
                 if not isinstance(left, Fault):
                     return left[0]
-                fault, steps = left, boot.steps()
+                fault, steps = left, boot.steps() or max(0, steps)
         finally:
             self._waker.close()
             self._entrance.close()
@@ -237,8 +238,15 @@ class Member:
 
     def _stepped(self) -> None:
         """The first optimizer step of this entry."""
+        self._hold()
         gap_s = time.monotonic() - self._before_s if self._before_s else -1.0
         self._entrance.resumed(boot.steps(), gap_s)
+
+    def _hold(self) -> None:
+        """Outlive what the function holds: a group whose last owner is a reducer of DDP is destroyed with Python's lock
+        held, and waits for a thread of gloo that may want the lock to let go of a tensor (seen in 2 of 40 ends).
+        """
+        self._groups += group.everyone()
 
     def _body(self) -> Any:
         _tell(self._callbacks.initialise, self._entry)
@@ -248,6 +256,7 @@ class Member:
         """What the function returned, or why it has to be entered again."""
         try:
             result = self._waker.run(self._body)
+            self._groups.clear()
             if self._finished():
                 return (result,)
             fault = Fault()
@@ -277,6 +286,7 @@ class Member:
             print(f"{head} failed:", file=sys.stderr)
             traceback.print_exception(type(error), error, _own_frames_dropped(error.__traceback__))
         self._waker.fire("its function raised")
+        self._hold()
         _let_go(error)
         return Fault("" if over is not None else text)
 
@@ -285,6 +295,7 @@ class Member:
         self._waker.fire("its function returned, and others did not")
         group.forget_all()
         gc.collect()  # reducers and their groups hold each other
+        self._groups.clear()
         _tell(self._callbacks.finalise, self._entry)
         self._waker.clear()
 
