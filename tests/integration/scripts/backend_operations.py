@@ -203,7 +203,7 @@ def functional(rank: int, size: int) -> None:
 
 
 def subgroups(rank: int, size: int) -> None:
-    """Overlapping ones, made in one order; and some whose members alone know of them."""
+    """Overlapping ones, made in one order; and some that have no member in common."""
     pairs = {(a, b): dist.new_group([a, b]) for a in range(size) for b in range(a + 1, size)}
     for pair, group in pairs.items():
         if rank in pair:
@@ -212,9 +212,9 @@ def subgroups(rank: int, size: int) -> None:
             same(x, sum(values(r) for r in pair))
             assert dist.get_rank(group) == pair.index(rank) and dist.get_world_size(group) == 2
             dist.broadcast(x, pair[1], group=group)
-    own = dist.new_group([rank], use_local_synchronization=True)
-    half = [r for r in range(size) if r % 2 == rank % 2]
-    local = dist.new_group(half, use_local_synchronization=True)
+    own = among([[r] for r in range(size)], rank)
+    halves = [[r for r in range(size) if r % 2 == rest] for rest in range(2)]
+    half, local = halves[rank % 2], among(halves, rank)
     works = []
     for group, members in ((own, [rank]), (local, half), (None, range(size))):
         x = values(rank, 50_000)
@@ -223,6 +223,14 @@ def subgroups(rank: int, size: int) -> None:
         work.wait()
         same(x, sum(values(r, 50_000) for r in members))
     dist.destroy_process_group(local)
+
+
+def among(parts: list[list[int]], rank: int) -> dist.ProcessGroup:
+    """The group of our part: made by its members alone or, in a session, by all members in one order."""
+    if dist.group.WORLD._world.fixed:
+        return dist.new_group(next(part for part in parts if rank in part), use_local_synchronization=True)
+    groups = [dist.new_group(part) for part in parts]
+    return next(group for group, part in zip(groups, parts, strict=True) if rank in part)
 
 
 def modes(rank: int, size: int) -> None:
