@@ -75,7 +75,7 @@ def row(c: Claim) -> str:
 
 
 def plot(claims: list[Claim], path: Path) -> None:
-    """Pairs of bars on a logarithmic axis of seconds; the peer's bar has its name, less how it was set up."""
+    """Pairs of bars on a logarithmic axis of seconds; each has its name."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -87,16 +87,15 @@ def plot(claims: list[Claim], path: Path) -> None:
     for place, claim in enumerate(reversed(rows)):
         for shift, value, colour, who in (
             (0.18, claim.value, "#0072b2", "Everstep"),
-            (-0.18, claim.peer_value, "#d55e00", claim.peer.partition(" (")[0]),
+            (-0.18, claim.peer_value, "#d55e00", claim.peer),
         ):
             axes.barh(place + shift, value, 0.34, color=colour)
             axes.text(value * 1.05, place + shift, f"{value:.3g} s, {who}", va="center", fontsize=10)
     axes.set_yticks(range(len(rows)), [c.claim for c in reversed(rows)], fontsize=10)
     axes.set_xscale("log")
     axes.set_xlabel("seconds, less is better")
-    axes.margins(x=0.25)
+    axes.margins(x=0.25, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
     figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
