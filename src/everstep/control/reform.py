@@ -244,6 +244,7 @@ def _anew(draft: Draft) -> bool:
         draft.open_incident(raised.CAUSE, blames, why, counts=True)
         if not verdicts.charge(draft, ends):
             return True
+    draft.set(raised=draft.job.raised | {(blame.node, blame.rank) for blame in blames})
     if again:
         _next_life(draft, again)
     return _go_on(draft)
@@ -362,7 +363,7 @@ def _check_resumed(draft: Draft) -> None:
     known = [session for session in members if session is not None]
     gap_s = max((session.gap_s for session in known), default=-1.0)
     draft.note(e.StepResumed(formation.epoch, max((s.committed for s in known), default=-1), gap_s))
-    draft.set(incident=None)
+    draft.set(incident=None, raised=frozenset())
     draft.enter(Stage.RUNNING)
 
 

@@ -39,6 +39,8 @@ class Faults:
         }
         if cluster.with_sessions:
             self.kinds |= {self.step_broken: 8, self.step_made: 4}
+        if cluster.fixed:
+            self.kinds |= {self.change_broken: 4}
         if cluster.restartable:
             self.kinds |= {self.function_raised: 12}
 
@@ -156,6 +158,11 @@ class Faults:
             self.cluster.clock.after(self.rng.uniform(2.0, 20.0), self._restart, agent.name)
         return agent is not None
 
+    def change_broken(self) -> bool:
+        """A node leaves, and somebody dies while the others take its roles over."""
+        self.cluster.breaks_change = self.node_leaves()
+        return self.cluster.breaks_change
+
     # The network ----------------------------------------------------------------------------------------
 
     def partition(self) -> bool:
@@ -222,7 +229,7 @@ class Faults:
     def silence(self) -> None:
         """No faults any more: links heal, nothing gets lost."""
         self.cluster.quiet = True
-        self.cluster.controller.dies_acting = self.cluster.rounds.deadly = False
+        self.cluster.controller.dies_acting = self.cluster.rounds.deadly = self.cluster.breaks_change = False
         for name in self.cluster.wires:
             self._lossless(name)
             self.cluster.heal(name)
