@@ -50,7 +50,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        for _ in range(10_000):
+        for _ in range(2000):
             if not self.inbox:
                 return
             name, event = self.inbox.pop(0)

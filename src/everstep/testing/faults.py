@@ -38,9 +38,7 @@ class Faults:
             self.controller_died_acting: 2,
         }
         if cluster.with_sessions:
-            self.kinds |= {self.step_broken: 8, self.step_made: 4}
-        if cluster.fixed:
-            self.kinds |= {self.change_broken: 4}
+            self.kinds |= {self.step_broken: 8, self.step_made: 4, self.change_broken: 4}
         if cluster.restartable:
             self.kinds |= {self.function_raised: 12}
 

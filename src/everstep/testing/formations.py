@@ -172,7 +172,9 @@ class Formations:
         require(stay, f"formation {new.epoch} keeps no member of {old.epoch}")
         if self.cluster.breaks_change:
             self.cluster.breaks_change = False
-            victim = self.cluster.rounds.session(job.epoch, self.cluster.rng.choice(new.seats).worker)
+            leavers = [seat for seat in old.seats if new.role_of(seat.worker) is None]
+            seat = self.cluster.rng.choice(leavers if leavers and self.cluster.rng.random() < 0.5 else new.seats)
+            victim = self.cluster.rounds.session(job.epoch, seat.worker)
             victim.after(0.01, 0.3, victim.worker.die, ExitCause.SIGNAL, 9)
 
     def _left(self, job: Job, old: Formation, new: Formation | None) -> None:
