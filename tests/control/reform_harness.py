@@ -51,13 +51,16 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        while self.inbox:
+        for _ in range(2000):
+            if not self.inbox:
+                return
             name, event = self.inbox.pop(0)
             if name not in self.nodes:
                 continue
             self.nodes[name], commands = n.step(self.nodes[name], event, self.now)
             for command in commands:
                 self.carry_out(name, command)
+        raise AssertionError("the machines do not come to rest")
 
     def carry_out(self, name: str, command: n.Command) -> None:
         node = self.nodes[name]

@@ -202,6 +202,16 @@ def test_a_change_under_way_when_somebody_dies_ends_without_the_leaver() -> None
     assert world.job.stage is JobStage.RUNNING and world.job.restarts == 1
 
 
+def test_a_node_that_comes_while_a_broken_change_waits_gets_a_place() -> None:
+    world = fixed(nodes=3)
+    world.say("n3/0#0", Stage.READY)
+    world.leave("n2")
+    world.die("n1/1#0")
+    world.join("n4")
+    world.settle()
+    assert any(worker.startswith("n4/") for worker in world.workers())
+
+
 def test_a_leaver_whose_follower_dies_keeps_its_role() -> None:
     world = fixed(nodes=3)
     world.say("n3/0#0", Stage.READY)

@@ -61,12 +61,31 @@ def test_who_raises_again_before_anybody_went_on_gets_a_new_process() -> None:
     assert world.job.stage is JobStage.RUNNING and world.job.restarts == 2
 
 
+def test_a_standbys_fault_in_between_is_no_excuse() -> None:
+    world = restartable(nodes=3)
+    world.say("n3/0#0", Stage.READY)
+    world.fail("n1/1#0", BAD)
+    world.hang(4, "n3")
+    world.fail("n1/1#0", "KeyError: 1")
+    assert "n1/1#1" in world.workers()
+
+
 def test_who_raises_again_after_somebody_went_on_keeps_its_process() -> None:
     world = restartable()
     world.fail("n1/1#0", BAD)
     world.say("n2/0#0", Stage.MEMBER, world.job.formation.epoch, resumed=True)
     world.fail("n1/1#0", "KeyError: 1")
     assert world.seated() == ALL and sorted(world.workers()) == ALL and world.job.restarts == 2
+
+
+def test_what_was_raised_before_the_job_went_on_is_forgotten() -> None:
+    world = restartable()
+    world.fail("n1/1#0", BAD)
+    world.follow()
+    world.die("n2/0#0")
+    world.say("n2/0#1", Stage.READY)
+    world.fail("n1/1#0", "KeyError: 1")
+    assert "n1/1#0" in world.workers() and world.job.restarts == 2
 
 
 def test_another_one_that_raises_then_is_the_same_incident() -> None:

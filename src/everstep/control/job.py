@@ -107,6 +107,9 @@ class Job(msgspec.Struct, frozen=True):
     fixed: bool = False  # the number of members may not change
     vacant: frozenset[str] = frozenset()  # members whose end is answered for, and whose roles nobody is ready to take
     short_since_s: float = 0.0  # when nobody was left who could take a role; 0: for each there is somebody
+    raised: frozenset[tuple[str, int]] = (
+        frozenset()
+    )  # nodes and ranks whose functions raised since the job last went on
     raised_s: float = 0.0  # when functions raised what a peer's death explains, which is not known of; 0: none did
     lives: dict[int, int] = {}  # rank -> life that its process must have, where it is not 0
     departed: dict[int, Exit] = {}  # rank -> how its former life ended, as far as it is known

@@ -331,7 +331,7 @@ def _form(draft: Draft, present: list[NodeReport]) -> None:
     plan = membership.deal(job.epoch + 1, previous, present, job.spec.max_nodes, job.restarts)
     draft.set(epoch=plan.epoch, plan=plan, ended={}, lost=(), gone_by={}, grow_at_s=0.0, incident=None)
     draft.set(formation=None, before=None, superseded=(), founders=frozenset(), lives={}, departed={})
-    draft.set(fixed=False, vacant=frozenset(), short_since_s=0.0, raised_s=0.0)
+    draft.set(fixed=False, vacant=frozenset(), short_since_s=0.0, raised=frozenset(), raised_s=0.0)
     draft.note(e.EpochFormed(plan))
     draft.enter(Stage.FORMING)
     for report in present:

@@ -45,9 +45,8 @@ def first_to_blame(failed: list[SessionReport]) -> list[SessionReport]:
 
 
 def again(job: Job, formation: Formation, blames: list[Blame]) -> list[int]:
-    """Ranks which caused the open incident in the same way already, nobody having gone on since."""
+    """Ranks that raised already since the job last went on; nobody has in this formation either."""
     sessions = (seats.sessions_of(job).get(seat.worker) for seat in formation.seats)
-    if job.incident is None or any(s is not None and s.resumed and s.epoch >= formation.epoch for s in sessions):
+    if any(s is not None and s.resumed and s.epoch >= formation.epoch for s in sessions):
         return []
-    known = {(blame.node, blame.rank) for blame in job.incident.culprits if blame.cause == CAUSE}
-    return [blame.rank for blame in blames if (blame.node, blame.rank) in known]
+    return [blame.rank for blame in blames if (blame.node, blame.rank) in job.raised]

@@ -245,6 +245,7 @@ def _anew(draft: Draft) -> bool:
         draft.open_incident(raised.CAUSE, blames, why, counts=True)
         if not verdicts.charge(draft, ends):
             return True
+    draft.set(raised=draft.job.raised | {(blame.node, blame.rank) for blame in blames})
     if again:
         _next_life(draft, again)
     return _go_on(draft)
@@ -367,7 +368,7 @@ def _check_resumed(draft: Draft) -> None:
     if draft.job.stage in ENDED:
         return
     draft.note(e.StepResumed(formation.epoch, committed, gap_s))
-    draft.set(incident=None)
+    draft.set(incident=None, raised=frozenset())
     draft.enter(Stage.RUNNING)
 
 

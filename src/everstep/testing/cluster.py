@@ -242,6 +242,7 @@ class Cluster:
         self.lives: Counter[str] = Counter()
         self.finish_s = math.inf  # an epoch that is whole then runs to its end
         self.one_bug = False  # every error of the script is the same one
+        self.breaks_change = False  # the next planned change of formations costs somebody's life
         self.quiet = False  # no faults any more
         self.controller = SimController(self)
 

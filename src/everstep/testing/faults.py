@@ -38,7 +38,7 @@ class Faults:
             self.controller_died_acting: 2,
         }
         if cluster.with_sessions:
-            self.kinds |= {self.step_broken: 8, self.step_made: 4}
+            self.kinds |= {self.step_broken: 8, self.step_made: 4, self.change_broken: 4}
         if cluster.restartable:
             self.kinds |= {self.function_raised: 12}
 
@@ -164,6 +164,11 @@ class Faults:
         else:
             agent.feed(n.LeaveAsked())
 
+    def change_broken(self) -> bool:
+        """A node leaves, and somebody dies while the others take its roles over."""
+        self.cluster.breaks_change = self.node_leaves()
+        return self.cluster.breaks_change
+
     # The network ----------------------------------------------------------------------------------------
 
     def partition(self) -> bool:
@@ -230,7 +235,7 @@ class Faults:
     def silence(self) -> None:
         """No faults any more: links heal, nothing gets lost."""
         self.cluster.quiet = True
-        self.cluster.controller.dies_acting = self.cluster.rounds.deadly = False
+        self.cluster.controller.dies_acting = self.cluster.rounds.deadly = self.cluster.breaks_change = False
         for name in self.cluster.wires:
             self._lossless(name)
             self.cluster.heal(name)

@@ -13,6 +13,7 @@ from everstep.control.job import Job, Stage
 from everstep.core import events as e
 from everstep.core.formation import Formation
 from everstep.core.formation import Stage as Session
+from everstep.core.types import ExitCause
 from everstep.testing.claims import require
 from everstep.testing.sessions import COLLATERAL
 from everstep.train import commit
@@ -66,10 +67,12 @@ class Formations:
     # The job --------------------------------------------------------------------------------------------
 
     def job_changed(self, before: Job, job: Job, event: e.Input) -> None:
-        if job.incident is None:
+        if before.stage is Stage.RESEATING and job.stage is Stage.RUNNING:
             self.raised.clear()
         if job.epoch == before.epoch and job.lives != before.lives:
             self._replaced(before, job, event)
+        if job.vacant is not before.vacant:
+            self._vacated(job)
         through = job.epoch == before.epoch and job.before is not before.before and not _withdrawn(before, job)
         if before.before is not None and through:
             self._left(job, before.before, before.formation)
@@ -134,7 +137,8 @@ class Formations:
         members = [self.cluster.rounds.session(job.epoch, seat.worker) for f in former for seat in f.seats]
         failed = [s for s in members if s.failure and s.entered in epochs]
         own = [s.worker.name for s in failed if s.failure != COLLATERAL and _heard(job, s)]
-        alone = all(s.worker.can_step for s in members)
+        others = [s for s in members if s.worker.name not in own and s.stage is not Session.LEFT]
+        alone = all(s.worker.can_step for s in members) and all(new.role_of(s.worker.name) is not None for s in others)
         if alone and not any(s.resumed and s.entered in epochs for s in members):
             again = [name for name in own if any((epoch, name) in self.raised_alone for epoch in epochs)]
             kept = [name for name in again if new.role_of(name) is not None]
@@ -166,6 +170,12 @@ class Formations:
             require(acts, f"formation {new.epoch} is planned before {seat.worker} acts in {old.epoch}")
         stay = {seat.worker for seat in old.seats} & {seat.worker for seat in new.seats}
         require(stay, f"formation {new.epoch} keeps no member of {old.epoch}")
+        if self.cluster.breaks_change:
+            self.cluster.breaks_change = False
+            leavers = [seat for seat in old.seats if new.role_of(seat.worker) is None]
+            seat = self.cluster.rng.choice(leavers if leavers and self.cluster.rng.random() < 0.5 else new.seats)
+            victim = self.cluster.rounds.session(job.epoch, seat.worker)
+            victim.after(0.01, 0.3, victim.worker.die, ExitCause.SIGNAL, 9)
 
     def _left(self, job: Job, old: Formation, new: Formation | None) -> None:
         """A planned change is through: its leavers have no way back."""
@@ -198,6 +208,14 @@ class Formations:
     def _raised_again(self, job: Job, name: str) -> bool:
         session = self.cluster.rounds.session(job.epoch, name)
         return bool(session.failure) and name.partition("#")[0] in self.raised
+
+    def _vacated(self, job: Job) -> None:
+        """Whoever has to be replaced is, also who came to the end of the script just before."""
+        for name in job.vacant:
+            left = self.cluster.rounds.session(job.epoch, name).stage is Session.LEFT
+            require(
+                left or self._life(job, name) > seats.place(name)[2], f"{name} is waited for, and nobody follows it"
+            )
 
     def _evicted(self, before: Job, job: Job, event: e.Input) -> None:
         """Nobody whom the controller sees is known to hold the state, or it is not known who hangs, or all leave."""

@@ -245,7 +245,11 @@ class SimSession:
             self.tell()
         if self.cluster.rounds.through(self.worker.epoch, step):
             self.completed = True
-            self.after(0.0, 0.4, self.main, self.worker.die, ExitCause.OK, 0)
+            late = self.cluster.fixed and not self.cluster.quiet and self.cluster.rng.random() < 0.1
+            end = (
+                (ExitCause.SIGNAL, 9) if late else (ExitCause.OK, 0)
+            )  # killed in its last moment, others still at work
+            self.after(0.0, 0.4, self.main, self.worker.die, *end)
         else:
             self.feed(protocol.Began(epoch))
             self.cluster.rounds.compute(self, epoch, step)
