@@ -40,6 +40,7 @@ SLEEPS = {"src/everstep/testing/local.py": "polls a condition with a deadline, a
 PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
+    "src/everstep/control/changes.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/draft.py",
     "src/everstep/control/drain.py",
@@ -51,6 +52,7 @@ PURE = (
     "src/everstep/control/recovery.py",
     "src/everstep/control/reform.py",
     "src/everstep/control/roles.py",
+    "src/everstep/control/seating.py",
     "src/everstep/control/seats.py",
     "src/everstep/control/verdicts.py",
     "src/everstep/data/account.py",

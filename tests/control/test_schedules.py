@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from everstep.cli.replay import replay, schedules
-from everstep.control import lifecycle, membership, node, raised, reform, roles, seats, verdicts
+from everstep.control import lifecycle, membership, node, raised, reform, roles, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import Incident, Job, NodeState
 from everstep.core.events import WorkerEnded
@@ -170,12 +170,12 @@ def leaves_a_survivor_out(patch: pytest.MonkeyPatch) -> None:
 
 def fences_only_the_dead(patch: pytest.MonkeyPatch) -> None:
     """Workers that hang, or whose node was lost, keep their life."""
-    next_life = reform._next_life
+    next_life = seating.next_life
 
     def ended(draft: Draft, ranks: list[int]) -> None:
         next_life(draft, [rank for rank in ranks if rank in draft.job.ended])
 
-    patch.setattr(reform, "_next_life", ended)
+    patch.setattr(seating, "next_life", ended)
 
 
 def plans_while_a_change_is_under_way(patch: pytest.MonkeyPatch) -> None:
@@ -208,12 +208,12 @@ def evicts_for_a_standby(patch: pytest.MonkeyPatch) -> None:
 
 
 def reuses_formations(patch: pytest.MonkeyPatch) -> None:
-    issue = reform._issue
+    issue = seating.issue
 
     def same(draft: Draft, formation: Formation) -> None:
         issue(draft, msgspec.structs.replace(formation, epoch=max(1, formation.epoch - 1)))
 
-    patch.setattr(reform, "_issue", same)
+    patch.setattr(seating, "issue", same)
 
 
 def takes_newcomers_for_survivors(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import dealings, membership, reform, seats
+from everstep.control import changes, dealings, membership, reform, seats
 from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
@@ -44,7 +44,7 @@ def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
         case e.DrainAsked(target, undo):
             draft.set(drains=job.drains - {target} if undo else job.drains | {target})
             if undo:
-                reform.refill(draft, target)
+                changes.refill(draft, target)
             draft.remind(target if target in job.nodes else target.rpartition("/")[0])
         case e.Ticked():
             pass

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import raised, roles, seats, verdicts
+from everstep.control import changes, raised, roles, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import ENDED, Job, NodeState, Stage
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.formation import Formation, Seat
-from everstep.core.formation import Stage as SessionStage
-from everstep.core.types import Action, Blame, EpochPlan, Exit, ExitCause, NodeReport, Verdict, WorkerReport
+from everstep.core.types import Action, Blame, Exit, ExitCause, NodeReport, Verdict
 from everstep.detect.blame import sentence
 
 FINISH_GRACE_S = 5.0  # a standby has nothing to save when the job is done
@@ -33,7 +32,7 @@ def begin(draft: Draft) -> None:
         formation = seats.first(job, job.formed + 1)
         if formation is not None:
             draft.set(founders=frozenset(seat.worker for seat in formation.seats))
-            _issue(draft, formation)
+            seating.issue(draft, formation)
             react(draft)
 
 
@@ -96,7 +95,7 @@ def react(draft: Draft) -> bool:
     if draft.job.stage is Stage.RESEATING:
         _check_resumed(draft)
     if draft.job.stage not in ENDED:
-        _plan_change(draft)
+        changes.make(draft)
     return not _overdue(draft)
 
 
@@ -123,7 +122,7 @@ def hung(draft: Draft, verdict: Verdict) -> bool:
         return False
     draft.open_incident(verdict.kind, verdict.culprits, verdict.why, counts=True)
     verdicts.charge(draft)
-    _next_life(draft, ranks)
+    seating.next_life(draft, ranks)
     return _reseat(draft)
 
 
@@ -153,21 +152,12 @@ def _failures(draft: Draft) -> list[e.WorkerEnded]:
     """Ends of processes that are wanted again."""
     job = draft.job
     ends = [end for end in job.ended.values() if end.exit.cause is not ExitCause.OK]
-    return [end for end in ends if not (_told(draft, end.node, Action.STOP) and _leaves(job.nodes.get(end.node)))]
-
-
-def _dismissed(draft: Draft, node: NodeState | None) -> bool:
-    """It leaves, and what it still ran without a role is being stopped."""
-    return node is not None and node.report.leaving and _told(draft, node.report.node, Action.STOP)
+    dismissed = {end.node for end in ends if seating.told(draft, end.node, Action.STOP)}
+    return [end for end in ends if end.node not in dismissed or not _leaves(job.nodes.get(end.node))]
 
 
 def _leaves(node: NodeState | None) -> bool:
     return node is None or node.report.leaving
-
-
-def _told(draft: Draft, node: str, action: Action) -> bool:
-    directive = draft.job.directives.get(node)
-    return directive is not None and directive.action is action and directive.epoch == draft.job.epoch
 
 
 def _recover(draft: Draft) -> bool:
@@ -191,7 +181,7 @@ def _recover(draft: Draft) -> bool:
             _open(draft, blames, failed)
             if failed:
                 verdicts.charge(draft)
-        _next_life(draft, sorted(ranks))
+        seating.next_life(draft, sorted(ranks))
     return _reseat(draft)
 
 
@@ -247,17 +237,8 @@ def _anew(draft: Draft) -> bool:
             return True
     draft.set(raised=draft.job.raised | {(blame.node, blame.rank) for blame in blames})
     if again:
-        _next_life(draft, again)
+        seating.next_life(draft, again)
     return _go_on(draft)
-
-
-def _next_life(draft: Draft, ranks: list[int]) -> None:
-    """These places get new processes; what is said about the old ones from now on is history."""
-    job = draft.job
-    lives = {**job.lives, **{rank: job.lives.get(rank, 0) + 1 for rank in ranks}}
-    ended = {rank: end for rank, end in job.ended.items() if rank not in ranks}
-    departed = {**job.departed, **{rank: job.ended[rank].exit for rank in ranks if rank in job.ended}}
-    draft.set(lives=lives, ended=ended, departed=departed, lost=())
 
 
 def _reseat(draft: Draft) -> bool:
@@ -267,7 +248,7 @@ def _reseat(draft: Draft) -> bool:
         return True
     if seats.dead(job, formation):
         return _go_on(draft)
-    _direct_all(draft)
+    seating.direct_all(draft)
     if job.stage is not Stage.RESEATING:
         _spare_lost(draft, formation)
     return True
@@ -287,7 +268,7 @@ def _go_on(draft: Draft) -> bool:
         _wait(draft, formation)
     else:
         _stop_leavers(draft, following)
-        _issue(draft, following)
+        seating.issue(draft, following)
     return True
 
 
@@ -299,7 +280,7 @@ def _wait(draft: Draft, formation: Formation) -> None:
     if vacant != job.vacant:
         draft.set(vacant=vacant)
         draft.enter(Stage.RESEATING, f"waits for {roles.waits_for(draft.job)}")
-    _direct_all(draft)
+    seating.direct_all(draft)
 
 
 def _stop_leavers(draft: Draft, following: Formation) -> None:
@@ -315,7 +296,7 @@ def _replace(draft: Draft, workers: list[str]) -> None:
     ranks = (seats.rank_of(draft.job.plan, worker) for worker in workers)
     known = [rank for rank in ranks if rank is not None]
     if known:
-        _next_life(draft, known)
+        seating.next_life(draft, known)
 
 
 def _spare_lost(draft: Draft, formation: Formation) -> None:
@@ -323,32 +304,6 @@ def _spare_lost(draft: Draft, formation: Formation) -> None:
     draft.note(e.StepResumed(formation.epoch, seats.floor(draft.job, formation), 0.0))
     draft.set(incident=None)
     draft.enter(Stage.RUNNING)
-
-
-def _issue(draft: Draft, formation: Formation) -> None:
-    job = draft.job
-    overtaken = tuple(former for former in (job.before, job.formation) if formation.abort and former is not None)
-    superseded = seats.not_left(job, (*job.superseded, *overtaken))
-    draft.set(superseded=superseded, before=None if formation.abort else job.formation)
-    draft.set(formation=formation, formed=formation.epoch, vacant=frozenset(), raised_s=0.0)
-    draft.note(e.FormationMade(formation))
-    if formation.abort:
-        draft.enter(Stage.RESEATING, f"formation {formation.epoch} of {len(formation.seats)} workers")
-    _direct_all(draft)
-
-
-def _direct_all(draft: Draft) -> None:
-    """Every member's node is told the formation and which lives its places must have."""
-    job, plan = draft.job, draft.job.plan
-    assert plan is not None
-    for member in plan.members:
-        node = job.nodes.get(member.node)
-        if node is None or node.report.incarnation != member.incarnation or _dismissed(draft, node):
-            continue
-        if node.stop_by_s and _told(draft, member.node, Action.STOP):
-            continue  # it was lost and is back: it stops first, then it gets its place again
-        lives = tuple(job.lives.get(member.first_rank + k, 0) for k in range(member.slots))
-        draft.direct(member.node, Action.RUN, epoch=plan.epoch, plan=plan, formation=draft.job.formation, lives=lives)
 
 
 def _check_resumed(draft: Draft) -> None:
@@ -390,31 +345,9 @@ def _replace_early(draft: Draft, committed: int) -> None:
         why = f"rank {blames[0].rank} on {blames[0].node} {blames[0].detail} while the others went on"
         draft.open_incident("left-early", blames, why, counts=True)
         verdicts.charge(draft)
-    _next_life(draft, [blame.rank for blame in blames])
+    seating.next_life(draft, [blame.rank for blame in blames])
     if draft.job.stage not in ENDED:
-        _direct_all(draft)
-
-
-def _plan_change(draft: Draft) -> None:
-    """Newcomers and leavers, one change at a time."""
-    job, formation, plan = draft.job, draft.job.formation, draft.job.plan
-    assert formation is not None and plan is not None
-    adopted = seats.adopted(job, formation)
-    if adopted:
-        draft.set(before=None, superseded=())
-    elif job.before is not None and not job.vacant:  # the places of leavers are theirs until the change is through
-        return
-    _dismiss(draft, formation)
-    _vacate(draft, formation)
-    _admit(draft, plan)
-    job = draft.job
-    if not adopted or any(seats.ended_well(job, seat.worker) for seat in formation.seats):
-        return
-    if job.stage is Stage.RESEATING:  # the incident ends with a step of this formation, not of the next one
-        return
-    following = seats.changed(job, formation, job.formed + 1)
-    if following is not None:
-        _issue(draft, following)
+        seating.direct_all(draft)
 
 
 def _overdue(draft: Draft) -> bool:
@@ -427,89 +360,6 @@ def _overdue(draft: Draft) -> bool:
     return since_s > 0.0 and draft.now >= since_s + job.spec.join_timeout_s
 
 
-def _dismiss(draft: Draft, formation: Formation) -> None:
-    """Nodes that leave and hold no role any more: their standbys, which nobody else would end, are stopped."""
-    job = draft.job
-    busy = {seat.node for seat in formation.seats if seat.worker not in job.vacant}
-    for name, node in job.nodes.items():
-        if node.report.leaving and name not in busy and not node.at_rest:
-            due = draft.now + job.spec.grace_s + job.spec.stop_margin_s
-            draft.put(msgspec.structs.replace(node, stop_by_s=node.stop_by_s or due))
-            if not any(_on_its_way_out(worker) for worker in node.report.workers):
-                draft.direct(name, Action.STOP, epoch=job.epoch, reason="it leaves", grace_s=job.spec.grace_s)
-
-
-def _vacate(draft: Draft, formation: Formation) -> None:
-    """Drained places that hold no role: what runs there and waits for one is ended, and nothing follows it."""
-    job, plan = draft.job, draft.job.plan
-    assert plan is not None
-    if not job.drains:
-        return
-    idle = [
-        seats.rank_of(plan, worker)
-        for worker, report in seats.present(job).items()
-        if seats.drained(job, worker) and formation.role_of(worker) is None
-        if not report.gone and not _on_its_way_out(report)
-    ]
-    if idle:
-        _next_life(draft, [rank for rank in idle if rank is not None])
-        _direct_all(draft)
-
-
-def refill(draft: Draft, place: str) -> None:
-    """A place that was drained gets a new process, unless nobody has left it yet."""
-    job, plan = draft.job, draft.job.plan
-    node, _, local_rank = place.rpartition("/")
-    member = plan.member(node) if plan is not None and job.formation is not None else None
-    if member is None:
-        return
-    rank = member.first_rank + int(local_rank)
-    worker = seats.present(job).get(seats.name(node, int(local_rank), job.lives.get(rank, 0)))
-    if worker is None or worker.gone:
-        _next_life(draft, [rank])
-        _direct_all(draft)
-
-
-def _on_its_way_out(worker: WorkerReport) -> bool:
-    """It held a role, and ends by itself."""
-    held = worker.session is not None and worker.session.stage in (SessionStage.MEMBER, SessionStage.LEFT)
-    return held and not worker.gone and worker.exit is None
-
-
-def _admit(draft: Draft, plan: EpochPlan) -> None:
-    """Nodes without a place in the plan get one: their workers warm up and wait for a role."""
-    job = draft.job
-    free = [n for n in job.nodes.values() if n.free and _needs_place(plan, n, draft)]
-    if not free:
-        return
-    here = {m.node for m in plan.members if _in(job.nodes.get(m.node), m.incarnation)}
-    for node in sorted(free, key=lambda n: n.order):
-        report = node.report
-        own = plan.member(report.node) is not None
-        plan = seats.amend(plan, report.node, report.incarnation, report.address, report.slots, here)
-        here.add(report.node)
-        ranks = [plan.rank(report.node, local_rank) for local_rank in range(report.slots)]
-        _next_life(draft, [rank for rank in ranks if rank in draft.job.ended])
-        if not own and draft.job.lives:  # a node may have had another place before, which was given away
-            unused = max(draft.job.lives.values()) + 1
-            draft.set(lives={**draft.job.lives, **dict.fromkeys(ranks, unused)})
-        draft.put(msgspec.structs.replace(draft.job.nodes[report.node], stop_by_s=0.0))
-    draft.set(plan=plan)
-    draft.note(e.PlanAmended(plan))
-    _direct_all(draft)
-
-
-def _in(node: NodeState | None, incarnation: str) -> bool:
-    return node is not None and node.report.incarnation == incarnation
-
-
-def _needs_place(plan: EpochPlan, node: NodeState, draft: Draft) -> bool:
-    """Not in the plan; or in it, but stopped, because it had been lost, and not told to run again yet."""
-    former = plan.member(node.report.node)
-    fits = former is None or former.slots == node.report.slots
-    return fits and not _told(draft, node.report.node, Action.RUN)
-
-
 def _finishing(draft: Draft) -> bool:
     """Standbys are being stopped; what they still report does not count any more."""
     return any(order.reason == DONE and order.epoch == draft.job.epoch for order in draft.job.directives.values())
@@ -519,7 +369,7 @@ def _finish(draft: Draft) -> None:
     """Every member's script ran to its end. Standbys are stopped; then the job is complete."""
     job, plan = draft.job, draft.job.plan
     assert plan is not None
-    nodes = [job.nodes[m.node] for m in plan.members if _in(job.nodes.get(m.node), m.incarnation)]
+    nodes = [job.nodes[m.node] for m in plan.members if seating.here(job.nodes.get(m.node), m.incarnation)]
     if all(node.stopped(plan.epoch) for node in nodes):
         draft.end(ExitCode.OK, "every member ran to its end")
     elif job.stage is not Stage.FORMING:
