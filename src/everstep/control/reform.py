@@ -76,7 +76,7 @@ def react(draft: Draft) -> bool:
     if job.superseded:
         draft.set(superseded=seats.not_left(job, job.superseded))
         job = draft.job
-    if not job.fixed and roles.fixed(job, formation):
+    if not job.fixed and seats.fixed(job, formation):
         draft.set(fixed=True)
         job = draft.job
     if seats.complete(job, formation) or _finishing(draft):

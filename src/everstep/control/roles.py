@@ -12,12 +12,6 @@ from everstep.control.job import Job
 from everstep.core.formation import Formation, Seat, Stage
 
 
-def fixed(job: Job, formation: Formation) -> bool:
-    """Whether a seated session says that the number of members may not change."""
-    sessions = seats.sessions_of(job)
-    return any(seat.worker in sessions and sessions[seat.worker].fixed for seat in formation.seats)
-
-
 def refilled(job: Job, formation: Formation, epoch: int) -> Formation | None:
     """Who is left, in the same roles, and for each of the others somebody who waits ready. None: too few do."""
     ready = {seats.place(s.worker)[:2]: seats.seat_of(s) for s in seats.ready_ones(job, formation)}

@@ -46,6 +46,7 @@ class _Here(msgspec.Struct):
     workers: dict[str, WorkerReport] = {}
     sessions: dict[str, SessionReport] = {}
     failing: bool = False  # a session's function raised
+    fixed: bool = False  # a session, seated or not, says that the number of members may not change
 
 
 _last = [_Here(None, {}, {})]  # one event asks many times, about each of many workers: the same state, the same answer
@@ -57,7 +58,8 @@ def _here(job: Job) -> _Here:
         workers = _present(job)
         sessions = {worker: report.session for worker, report in workers.items() if report.session is not None}
         failing = any(said.failure for said in sessions.values())
-        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions, failing)
+        fixed = any(said.fixed for said in sessions.values())
+        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions, failing, fixed)
     return last
 
 
@@ -257,6 +259,14 @@ def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ..
 
 def sessions_of(job: Job) -> Mapping[str, SessionReport]:
     return _here(job).sessions
+
+
+def fixed(job: Job, formation: Formation) -> bool:
+    """Whether a seated session says that the number of members may not change."""
+    if not _here(job).fixed:
+        return False
+    members = (sessions_of(job).get(seat.worker) for seat in formation.seats)
+    return any(said is not None and said.fixed for said in members)
 
 
 def raised(job: Job, formation: Formation) -> list[SessionReport]:
