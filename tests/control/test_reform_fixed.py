@@ -138,6 +138,14 @@ def test_a_leaver_whose_role_nobody_can_take_leaves_all_the_same() -> None:
     assert world.said(e.IncidentOpened)[-1].kind == "drain"
 
 
+def test_a_drained_worker_stays_until_a_standby_can_take_its_role() -> None:
+    world = fixed(join_timeout_s=30.0)
+    world.feed(e.DrainAsked("n2/0"))
+    world.settle()
+    world.tick(31.0)
+    assert world.seated() == ALL and world.job.stage is JobStage.RUNNING and world.job.epoch == 1
+
+
 def test_members_that_wait_are_not_taken_for_hung() -> None:
     world = fixed()
     world.die("n1/1#0")

@@ -144,7 +144,9 @@ def test_own_connections_are_cut_but_for_older_ones_and_excepted_ports() -> None
             socket.create_connection(excepted.getsockname()) as spared,
             excepted.accept()[0] as spared_end,
         ):
-            assert sockets.cut_own({"127.0.0.0/8"}, {excepted.getsockname()[1]}, keep) == 2  # both ends of one
+            assert (
+                sockets.cut_own({"127.0.0.0/8"}, {excepted.getsockname()[1]}, lambda i: i not in keep) == 2
+            )  # both ends of one
             assert newer.recv(1) == newer_end.recv(1) == b""
             for one, other in ((older, older_end), (spared, spared_end)):
                 one.send(b"x")

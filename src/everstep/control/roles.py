@@ -45,13 +45,16 @@ def vacant(job: Job, formation: Formation) -> list[str]:
 
 
 def given_up(job: Job, formation: Formation) -> list[str]:
-    """Roles whose holder's node leaves, as people read them. Once scripts come to their end nobody follows them."""
+    """Roles whose holder's node leaves, as people read them. Once scripts come to their end nobody follows them.
+
+    A drained place is no such one: it stays until somebody can take its role, however long that is.
+    """
     if not job.fixed or any(seats.ended_well(job, seat.worker) for seat in formation.seats):
         return []
     return [
         f"role {role} (of {seat.worker}, which leaves)"
         for role, seat in enumerate(formation.seats)
-        if seats.leaving(job, seat.worker) and seat.worker not in job.vacant
+        if seats.on_leaver(job, seat.worker) and seat.worker not in job.vacant
     ]
 
 

@@ -14,7 +14,7 @@ import ipaddress
 import itertools
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from everstep.control import procfs
 from everstep.control.host import ProcessHandle
@@ -66,11 +66,11 @@ def own() -> frozenset[int]:
     return frozenset(found)
 
 
-def cut_own(addresses: Collection[str], except_ports: Collection[int], keep: Collection[int]) -> int:
-    """The same for the calling process, which needs no right for it. Sockets with an inode of `keep` stay."""
+def cut_own(addresses: Collection[str], except_ports: Collection[int], wanted: Callable[[int], bool]) -> int:
+    """The same for the calling process, which needs no right for it. `wanted` says of an inode whether it is meant."""
     peers = Peers(addresses)
     copies = (_dup(fd) for fd in _socket_fds(os.getpid()))
-    return sum(_cut_one(copy, peers, except_ports, keep) for copy in copies)
+    return sum(_cut_one(copy, peers, except_ports, wanted) for copy in copies)
 
 
 def local_addresses() -> set[str]:
@@ -103,7 +103,9 @@ def _names_socket(path: str) -> bool:
         return False
 
 
-def _cut_one(copy: int, peers: Peers, except_ports: Collection[int], keep: Collection[int] = ()) -> bool:
+def _cut_one(
+    copy: int, peers: Peers, except_ports: Collection[int], wanted: Callable[[int], bool] = lambda inode: True
+) -> bool:
     if copy < 0:
         return False
     try:
@@ -114,7 +116,7 @@ def _cut_one(copy: int, peers: Peers, except_ports: Collection[int], keep: Colle
             return False
         raise
     with sock:
-        if keep and os.fstat(sock.fileno()).st_ino in keep:
+        if not wanted(os.fstat(sock.fileno()).st_ino):
             return False
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
             return False

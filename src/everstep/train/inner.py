@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from everstep.comms.collectives import Communicator
+from everstep.comms.link import LinkError
 from everstep.comms.reduction import Op
 from everstep.control import sockets
 from everstep.core.errors import EpochBroken, UsageError
@@ -58,8 +59,7 @@ class Gloo:
         self._group.allreduce([tensor], _options(op)).wait()
 
     def abort(self) -> None:
-        keep = sockets.own() - self._mine
-        sockets.cut_own(ANYWHERE, self._ports, keep)
+        sockets.cut_own(ANYWHERE, self._ports, self._mine.__contains__)
 
 
 class Nccl:
@@ -108,12 +108,19 @@ class Inner:
         self._groups: dict[int, Library] = {}  # epoch -> group: the one in use, and those that may be
         self._epoch = 0
         self._ended = 0  # epochs up to this one are over
+        self._failed: dict[int, LinkError] = {}  # a group that could not be made: its meeting cannot be held again
 
     def prepare(self, formation: Formation) -> None:
-        """Make the group of an epoch, together with its other members. Raises RuntimeError when one does not come."""
+        """Make the group of an epoch, together with its other members. Raises LinkError when one does not come."""
         role = formation.role_of(self._worker)
         assert role is not None
-        group = self._make(self._meeting(formation), formation, role, self._device)
+        if formation.epoch in self._failed:
+            raise self._failed[formation.epoch]
+        try:
+            group = self._make(self._meeting(formation), formation, role, self._device)
+        except RuntimeError as error:
+            self._failed[formation.epoch] = LinkError(formation.seats[0].worker, f"no group was made: {error}")
+            raise self._failed[formation.epoch] from error
         with self._lock:
             if formation.epoch > self._ended:
                 self._groups[formation.epoch] = group
@@ -147,6 +154,7 @@ class Inner:
         """End the groups of the epochs up to this one."""
         with self._lock:
             self._ended = max(self._ended, epoch)
+            self._failed = {number: error for number, error in self._failed.items() if number > self._ended}
             over = [self._groups.pop(number) for number in list(self._groups) if number <= epoch]
         for group in over:
             group.abort()

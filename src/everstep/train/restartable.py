@@ -307,7 +307,7 @@ class Member:
         group.abort_all()
         ranks = self._ranks
         assert ranks is not None
-        sockets.cut_own(ranks.hosts | sockets.local_addresses(), ranks.ports, self._kept)
+        sockets.cut_own(ranks.hosts | sockets.local_addresses(), ranks.ports, lambda inode: inode not in self._kept)
 
 
 def _of_network(error: BaseException) -> bool:
