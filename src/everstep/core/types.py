@@ -150,7 +150,10 @@ class EpochPlan(msgspec.Struct, frozen=True):
     restart_count: int  # failures so far; changes of membership do not count
 
     def member(self, node: str) -> Member | None:
-        return next((m for m in self.members if m.node == node), None)
+        for member in self.members:  # asked thousands of times a second in large schedules
+            if member.node == node:
+                return member
+        return None
 
     def rank(self, node: str, local_rank: int) -> int:
         member = self.member(node)

@@ -95,7 +95,7 @@ def play(seed: int, lines: list[str] | None = None) -> Played:
     for _ in range(rng.randint(cluster.spec.min_nodes, cluster.spec.max_nodes + 1)):
         faults.count(faults.node_joined)
     begin_s = cluster.clock.now_s
-    until_s = begin_s + rng.uniform(60.0, 120.0)
+    until_s = begin_s + rng.uniform(50.0, 105.0)
     if rng.random() < 0.3:
         cluster.finish_at(begin_s + rng.uniform(5.0, 130.0))
     _plan_faults(faults, begin_s, until_s - begin_s)
