@@ -52,8 +52,7 @@ class Crew:
 def crew() -> Iterator[Crew]:
     made = Crew()
     yield made
-    for fabric in made.fabrics:
-        fabric.close()
+    list(made.pool.map(Fabric.close, made.fabrics))  # at once: each waits until the others have what it sent
     made.pool.shutdown()
 
 

@@ -97,17 +97,18 @@ def test_several_are_killed_at_once(tmp_path: Path, roles: tuple[int, ...]) -> N
         run.check()
 
 
-@pytest.mark.parametrize("after_s", [0.002, 0.005, 0.02])
-def test_one_is_killed_while_the_others_recover(tmp_path: Path, after_s: float) -> None:
-    with SessionRun(tmp_path, *FOUR, args=steps(70)) as run:
-        run.until_committed(20)
-        members = run.until_members(4)
-        for role in (1, 3, 0):
-            os.kill(members[role], signal.SIGKILL)
-            time.sleep(after_s)
-        assert run.wait() == ExitCode.OK
-        run.check(70)
-        assert set(outcomes(run)) == {"recovered"}
+def test_one_is_killed_while_the_others_recover(tmp_path: Path) -> None:
+    with SessionRun(tmp_path, *FOUR, args=steps(ENDLESS)) as run:
+        for after_s in (0.002, 0.005, 0.02):
+            run.until_committed(run.committed() + 10)
+            members = run.until_members(4)
+            for role in (1, 3, 0):
+                os.kill(members[role], signal.SIGKILL)
+                time.sleep(after_s)
+        run.until_members(4)
+        run.stop()
+        run.check()
+        assert set(outcomes(run)) >= {"recovered"}
 
 
 def test_all_are_killed_and_the_script_starts_again(tmp_path: Path) -> None:
@@ -178,10 +179,9 @@ def test_the_controller_and_then_a_member_are_killed(tmp_path: Path) -> None:
 # The same numbers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", [(), ("--norm",)], ids=["dropout", "dropout and batch norm"])
-def test_a_standby_makes_the_same_bits(tmp_path: Path, norm: tuple[str, ...]) -> None:
-    """As if nothing had happened: every commit's state, after several kills."""
-    args = steps(50, *norm)
+def test_a_standby_makes_the_same_bits(tmp_path: Path) -> None:
+    """As if nothing had happened: every commit's state, after several kills, with dropout and running statistics."""
+    args = steps(50, "--norm")
     with SessionRun(tmp_path / "quiet", "--nproc-per-node", "2", args=args) as quiet:
         assert quiet.wait() == ExitCode.OK
     with SessionRun(tmp_path / "killed", *SPARE, args=args) as run:

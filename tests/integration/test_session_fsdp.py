@@ -48,11 +48,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Committed]:
     return story_of(tmp_path_factory.mktemp("quiet"))
 
 
-def story_of(directory: Path, *args: str) -> list[Committed]:
+def story_of(directory: Path, *args: str, steps: int = STEPS) -> list[Committed]:
     """Of a run in which nobody dies."""
-    with FsdpRun(directory, *FOUR, args=args) as run:
+    with FsdpRun(directory, *FOUR, steps=steps, args=args) as run:
         assert run.wait() == ExitCode.OK
-        return run.check(STEPS)
+        return run.check(steps)
 
 
 def outcomes(run: SessionRun) -> set[str]:
@@ -73,12 +73,12 @@ def test_a_standby_makes_the_same_bits(tmp_path: Path, undisturbed: list[Committ
 def test_with_whole_parameters_kept_and_sums_put_off(tmp_path: Path) -> None:
     """Whatever FSDP has in hand when a step breaks is dropped: whole parameters, gradients of earlier micro-batches."""
     more = ("--keep", "--no-sync")
-    with FsdpRun(tmp_path, *SPARE, args=more) as run:
+    with FsdpRun(tmp_path, *SPARE, steps=35, args=more) as run:
         run.until_committed(5)
         for role, where in ((3, "forward"), (0, "backward")):
             run.die(where, role)
         assert run.wait() == ExitCode.OK
-        assert run.check(STEPS) == story_of(tmp_path / "quiet", *more)
+        assert run.check(35) == story_of(tmp_path / "quiet", *more, steps=35)
 
 
 def test_deaths_at_any_moment(tmp_path: Path, undisturbed: list[Committed]) -> None:
