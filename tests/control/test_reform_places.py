@@ -170,3 +170,18 @@ def test_leavers_may_come_to_their_own_end() -> None:
     for worker in ("n2/0#0", "n2/1#0"):
         world.die(worker, ExitCause.OK, "")
     assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+
+
+def test_what_is_said_of_an_older_life_is_not_taken_for_the_last_ones_end() -> None:
+    world = World().running()
+    for life, message in enumerate(("first", "second")):
+        world.die(f"n2/1#{life}", message=message)
+        world.all_ready()
+        world.follow()
+    report = world.nodes["n2"].report
+    late = [msgspec.structs.replace(w, life=w.life - 1, before=Exit(ExitCause.SIGNAL, 1.0, message="first"), gone=True)
+            if w.local_rank == 1 else w for w in report.workers]  # fmt: skip
+    before = world.said(e.WorkerEnded)
+    world.feed(e.NodeReported(msgspec.structs.replace(report, seq=report.seq + 1, workers=tuple(late))))
+    assert world.said(e.WorkerEnded) == before
+    assert world.job.departed[3].message == "second"

@@ -27,6 +27,7 @@ class Narrator:
         self.journal = run_dir / "journal.jsonl"
         self.follower = Follower(self.journal)
         self.kinds: dict[str, str] = {}
+        self.said_of: dict[str, str] = {}  # incident -> what was said last
         self.said_progress_s = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -48,11 +49,12 @@ class Narrator:
                 nodes = ", ".join(m.node for m in plan.members)
                 return f"epoch {plan.epoch}: {plan.world_size} workers on {nodes}"
             case e.IncidentOpened(incident, kind, _, why):
-                self.kinds[incident] = kind
+                self.kinds[incident], self.said_of[incident] = kind, why
                 return f"incident {incident} ({kind}): {why}"
             case e.IncidentUpdated(incident, _, collateral, why):
                 others = f"; collateral: ranks {', '.join(str(b.rank) for b in collateral)}" if collateral else ""
-                return f"incident {incident}: {why}{others}"
+                before, self.said_of[incident] = self.said_of.get(incident, ""), why + others
+                return f"incident {incident}: {why}{others}" if why + others != before else ""
             case e.IncidentClosed(incident, "recovered", downtime_s):
                 lost = f"{downtime_s * 1e3:.0f} ms without a step" if downtime_s >= 0 else "no step before it"
                 return f"incident {incident}: recovered, {lost}"

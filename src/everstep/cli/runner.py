@@ -40,8 +40,9 @@ from everstep.core.errors import ExitCode, Unreachable, UsageError
 
 BROKEN = (ExitCode.NODE_LOST, ExitCode.INTERNAL)  # an agent that exits so is worth another try
 AGENT_LIVES = 16  # of one node; a node that dies more often is broken
-CONTROLLER_PAUSE_S = 5.0
-CONTROLLER_DEATHS = 20  # in a row within a minute: something is wrong with the host
+CONTROLLER_PAUSE_S = 5.0  # before the next life of one that ended by itself
+CONTROLLER_DEATHS = 20  # by signals within a minute: from then on it comes back more slowly, and training goes on
+CONTROLLER_REST_S = 1.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -189,11 +190,10 @@ class Launcher:
                 break
             deaths = [t for t in deaths if time.monotonic() - t < 60] + [time.monotonic()]
             print(f"everstep: the controller died ({_words(status)}); starting it again", file=sys.stderr)
-            if len(deaths) >= CONTROLLER_DEATHS:
-                print("everstep: it dies again and again; giving up", file=sys.stderr)
-                break
             if status > 0:  # it gave up by itself: what made it do so may last
                 await asyncio.sleep(CONTROLLER_PAUSE_S)
+            elif len(deaths) >= CONTROLLER_DEATHS:
+                await asyncio.sleep(CONTROLLER_REST_S)
             await self._start_controller()
         self.ending.set()
 

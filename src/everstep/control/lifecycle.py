@@ -116,7 +116,7 @@ def _collect_ends(draft: Draft, report: NodeReport) -> None:
         return
     for worker in report.workers:
         rank = plan.rank(report.node, worker.local_rank)
-        if worker.before is not None:
+        if worker.before is not None and worker.life == job.lives.get(rank, 0):  # else it is about an older life
             reform.learn(draft, rank, report.node, worker.before)
         if worker.exit is None:
             continue
