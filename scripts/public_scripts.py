@@ -95,6 +95,9 @@ def main() -> int:
     if Path(sys.prefix).resolve() != options.venv.resolve():
         python = peers.prepare(options.venv.absolute(), *PINNED, editable=True)
         os.execv(python, [str(python), *sys.argv])
+    known = [Path(s.name).stem for s in SCRIPTS]
+    if unknown := set(options.only) - set(known):
+        parser.error(f"--only {' '.join(sorted(unknown))}: there are {', '.join(known)}")
     chosen = [s for s in SCRIPTS if not options.only or Path(s.name).stem in options.only]
     rows, same = [], True
     for script in chosen:
