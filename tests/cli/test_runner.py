@@ -7,7 +7,8 @@ import signal
 import socket
 from pathlib import Path
 
-from everstep.cli.runner import AGENT_LIVES
+from everstep.cli.runner import AGENT_LIVES, CONTROLLER_DEATHS
+from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.testing.local import LocalRun
 
@@ -62,3 +63,21 @@ def test_other_hosts_go_on_without_a_broken_one(tmp_path: Path) -> None:
             assert run.wait() == joined.wait() == ExitCode.OK, run.text()
             assert len(run.plan().members) == 1
             assert "[rank0]: trained" in joined.text()
+
+
+def test_a_job_outlives_any_number_of_deaths_of_its_controller(tmp_path: Path) -> None:
+    """More in a minute than the launcher answers at once: training does not need it meanwhile."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import pathlib, time\nprint('begun')\nwhile not pathlib.Path('end').exists():\n    time.sleep(0.05)\n"
+    )
+    killed: set[int] = set()
+    with LocalRun(tmp_path, path, *PLAIN) as run:
+        run.until(lambda: "begun" in run.text())
+        while len(killed) <= CONTROLLER_DEATHS:
+            pid = run.until(lambda: p if (p := run.controller_pid()) not in killed else 0)
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        (tmp_path / "end").touch()
+        assert run.wait() == ExitCode.OK, run.text()
+        assert len(run.events(e.EpochFormed)) == 1  # no worker was touched

@@ -228,9 +228,10 @@ class Launcher:
         self._keep(f"agent-{node}.pid", str(self.agents[node].pid))
 
     def _keep(self, name: str, text: str) -> None:
-        """For people and tools: a full disk must not end the job for it."""
+        """For people and tools, which never see half of it: a full disk must not end the job for it."""
         try:
-            (self.run_dir / name).write_text(text)
+            (self.run_dir / f"{name}.new").write_text(text)
+            (self.run_dir / f"{name}.new").replace(self.run_dir / name)
         except OSError as error:
             print(f"everstep: {self.run_dir / name}: {error.strerror}", file=sys.stderr)
 

@@ -1,0 +1,22 @@
+"""What the console says of an incident: each thing once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep.cli.narrate import Narrator
+from everstep.control.journal import Journal
+from everstep.core import events as e
+
+
+def test_an_update_that_tells_nothing_new_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = e.IncidentOpened("I001", "crash", (), "rank 1 died")
+    known = e.IncidentUpdated("I001", (), why="rank 1 was killed")
+    with Journal.open(tmp_path / "journal.jsonl", "job") as journal:
+        for event in (opened, e.IncidentUpdated("I001", (), why="rank 1 died"), known, known):
+            journal.append(event, 1.0, 1.0, 1)
+    Narrator(tmp_path, "job").catch_up()
+    said = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["incident I001 (crash): rank 1 died", "incident I001: rank 1 was killed"]
