@@ -130,6 +130,29 @@ def test_what_was_prepared_for_an_epoch_that_is_over_is_ended(members: list[Memb
     assert each(members[:2], "sum 1") == ["broken 1"] * 2
 
 
+def test_what_is_prepared_too_late_is_not_used(members: list[Member]) -> None:
+    pair = members[:2]
+    enter(1, pair)
+    for member in pair:
+        member.tell("abort 2")
+    told = formation(2, pair)
+    assert each(pair, f"prepare {told}") == ["prepared"] * 2
+    assert each(pair, f"switch {told}") == ["switched"] * 2
+    assert each(pair, "sum 1") == ["broken 2"] * 2
+
+
+def test_a_switch_ends_what_waits_in_the_epoch_before(members: list[Member]) -> None:
+    pair = members[:2]
+    enter(1, pair)
+    pair[0].tell("sum 1")  # the other one takes no part
+    told = formation(2, pair)
+    assert each(pair, f"prepare {told}") == ["prepared"] * 2
+    for member in pair:
+        member.tell(f"switch {told}")
+    assert {pair[0].says(), pair[0].says()} == {"switched", "broken 1"}
+    assert pair[1].says() == "switched"
+
+
 def test_an_unknown_library_is_refused() -> None:
 
     with pytest.raises(UsageError, match="gloo, nccl"):
