@@ -39,6 +39,18 @@ def leave(world: World, *workers: str) -> None:
         world.die(worker, ExitCause.OK, "")
 
 
+def drained_and_back() -> World:
+    """A place was drained; then its node was lost, and came back."""
+    world = asked(World().running(), "n2/1")
+    world.follow()
+    leave(world, "n2/1#0")
+    world.lose("n2")
+    world.follow()
+    world.join("n2", life=2)
+    world.settle()
+    return world
+
+
 def test_targets_are_found_by_every_name() -> None:
     job = World().running().job
     assert [drain.find(job, name) for name in ("n2", "n2/1", "3", "0")] == ["n2", "n2/1", "n2/1", "n1/0"]
@@ -163,13 +175,7 @@ def test_a_drained_worker_that_dies_on_its_way_out_is_not_replaced() -> None:
 
 
 def test_a_place_stays_empty_whatever_becomes_of_its_node() -> None:
-    world = asked(World().running(), "n2/1")
-    world.follow()
-    leave(world, "n2/1#0")
-    world.lose("n2")
-    world.follow()
-    world.join("n2", life=2)
-    world.settle()
+    world = drained_and_back()
     assert [w for w in world.workers() if w.startswith("n2")] == ["n2/0#1"]
 
 
@@ -251,13 +257,7 @@ def test_a_drained_place_can_be_filled_again() -> None:
 
 
 def test_a_place_that_was_empty_when_its_node_started_can_be_filled() -> None:
-    world = asked(World().running(), "n2/1")
-    world.follow()
-    leave(world, "n2/1#0")
-    world.lose("n2")
-    world.follow()
-    world.join("n2", life=2)
-    world.settle()
+    world = drained_and_back()
     world.feed(e.DrainAsked("n2/1", undo=True))
     world.settle()
     assert {w for w in world.workers() if w.startswith("n2/1")} and len(world.workers()) == 4
