@@ -201,5 +201,5 @@ def library_of(device: torch.device) -> str | None:
     """What sums gradients there unless the user says otherwise; None: the fabric."""
     chosen = {"cuda": "nccl"}.get(device.type)
     if chosen and not dist.is_nccl_available():
-        raise UsageError(f"gradients on {device} need NCCL, which this build of PyTorch lacks (process {os.getpid()})")
+        raise UsageError(f"gradients on {device} need NCCL, which this build of PyTorch lacks")
     return chosen
