@@ -37,7 +37,7 @@ def make() -> Iterator[Callable[..., Fabric]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(link, "HANDSHAKE_S", 1.0)
 
 
 def seat(fabric: Fabric, worker: str = "", endpoint: str = "", host: str = HOST) -> Seat:
@@ -146,7 +146,7 @@ def test_an_endpoint_that_is_none(make: Callable[..., Fabric], endpoint: str, wh
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (None, "no answer within 0.3 s"),
+        (None, "no answer within 1 s"),
         (b"", "it closed the connection"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what it sent is no message"),
         (b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1", "what it sent is no message"),
@@ -174,7 +174,7 @@ def test_a_stranger_listens(make: Callable[..., Fabric], quick: None, says: byte
         begin = time.monotonic()
         with pytest.raises(LinkError, match=why):
             dialer.prepare(together([seat(dialer), Seat("b", "n", HOST, f"127.0.0.1:{stranger.getsockname()[1]}")]))
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 4
         thread.join()
 
 
@@ -256,7 +256,7 @@ def test_garbage(make: Callable[..., Fabric], quick: None, says: bytes, end: str
         if end == "silence":
             begin = time.monotonic()
             eof(sock)
-            assert time.monotonic() - begin < 1, "a stranger could keep a connection"
+            assert time.monotonic() - begin < 3, "a stranger could keep a connection"
         elif end == "reset":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     listener_lives(make, fabric)

@@ -10,6 +10,7 @@ import threading
 import msgspec
 import torch
 
+from everstep.comms.link import LinkError
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat
 from everstep.train.inner import Inner
@@ -29,8 +30,7 @@ class Member:
         for line in self._sock.makefile():
             command, _, rest = line.strip().partition(" ")
             if command == "prepare":
-                self._inner.prepare(msgspec.json.decode(rest, type=Formation))
-                self._say("prepared")
+                self._prepare(msgspec.json.decode(rest, type=Formation))
             elif command == "switch":
                 self._inner.switch(msgspec.json.decode(rest, type=Formation))
                 self._say("switched")
@@ -38,6 +38,14 @@ class Member:
                 threading.Thread(target=self._add_up, args=(float(rest),)).start()
             elif command == "abort":
                 self._inner.abort(int(rest))
+
+    def _prepare(self, formation: Formation) -> None:
+        try:
+            self._inner.prepare(formation)
+        except LinkError:
+            self._say("no group")
+        else:
+            self._say("prepared")
 
     def _add_up(self, value: float) -> None:
         tensor = torch.full((5,), value)

@@ -136,7 +136,8 @@ def test_what_is_prepared_too_late_is_not_used(members: list[Member]) -> None:
     for member in pair:
         member.tell("abort 2")
     told = formation(2, pair)
-    assert each(pair, f"prepare {told}") == ["prepared"] * 2
+    # Who is first ends its group at once, perhaps while the other one still connects.
+    assert set(each(pair, f"prepare {told}")) <= {"prepared", "no group"}
     assert each(pair, f"switch {told}") == ["switched"] * 2
     assert each(pair, "sum 1") == ["broken 2"] * 2
 
