@@ -60,6 +60,7 @@ PURE = (
     "src/everstep/data/sampler.py",
     "src/everstep/train/commit.py",
     "src/everstep/train/protocol.py",
+    "src/everstep/train/kept.py",
     "src/everstep/train/resolve.py",
 )
 WORLD = {"asyncio", "datetime", "io", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil"}

@@ -12,6 +12,7 @@ from everstep.comms.world import DEFAULT_INDEX
 from everstep.core.formation import Formation, Seat, SessionReport
 from everstep.state.flatten import Flat, flatten
 from everstep.train.engine import Engine
+from everstep.train.kept import Kept
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -38,6 +39,21 @@ class Empty:
 
     def fetch(self, communicator: Communicator, source: int) -> None:
         raise AssertionError("nobody else is there")
+
+    def before_change(self) -> None:
+        """Nobody reads it."""
+
+    def kept(self) -> tuple[Kept, ...]:
+        return ()
+
+    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
+        raise AssertionError("nothing is kept")
+
+    def fingerprint(self) -> int:
+        return 0
+
+    def interrupt(self) -> None:
+        raise AssertionError("nothing is kept")
 
 
 def test_an_epoch_is_reported_once_its_links_are_in_use_not_when_they_are_open() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.train.resolve import Move, Resolved, Stand, resolve
+from everstep.train.resolve import Known, Move, Resolved, Stand, resolve
 
 FRESH = Stand(fresh=True)
 APPLY, FETCH, KEEP, LOST, SKIP = Move.APPLY, Move.FETCH, Move.KEEP, Move.LOST, Move.SKIP
@@ -40,38 +40,38 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_moves(case: str) -> None:
     stands, moves, committed = CASES[case]
-    resolved = resolve(stands, floor=0)
+    resolved = resolve(stands, Known(0))
     assert tuple(r.move for r in resolved) == moves
     assert {r.goal.committed for r in resolved} == {committed}
 
 
 def test_less_than_what_is_known_is_lost() -> None:
-    assert {r.move for r in resolve((at(5), at(5)), floor=6)} == {LOST}
-    assert {r.move for r in resolve((at(5, voted_in=2), at(5, voted_in=2)), floor=6)} == {APPLY}
-    assert {r.move for r in resolve((FRESH, FRESH), floor=1)} == {LOST}
+    assert {r.move for r in resolve((at(5), at(5)), Known(6))} == {LOST}
+    assert {r.move for r in resolve((at(5, voted_in=2), at(5, voted_in=2)), Known(6))} == {APPLY}
+    assert {r.move for r in resolve((FRESH, FRESH), Known(1))} == {LOST}
 
 
 def test_state_comes_from_who_has_it_first() -> None:
-    resolved = resolve((at(5, voted_in=2), FRESH, at(6, by=2), FRESH, at(6, by=2)), floor=0)
+    resolved = resolve((at(5, voted_in=2), FRESH, at(6, by=2), FRESH, at(6, by=2)), Known(0))
     assert [r.source for r in resolved] == [-1, 2, -1, 2, -1]
     assert [r.serves for r in resolved] == [(), (), (1, 3), (), ()]
 
 
 def test_a_shard_comes_from_who_holds_it() -> None:
-    resolved = resolve((at(6, by=2), FRESH, FRESH, at(5, voted_in=2), at(5, voted_in=2), FRESH), floor=0, shards=2)
+    resolved = resolve((at(6, by=2), FRESH, FRESH, at(5, voted_in=2), at(5, voted_in=2), FRESH), Known(0, shards=2))
     assert [r.move for r in resolved] == [KEEP, FETCH, FETCH, APPLY, APPLY, FETCH]
     assert [r.source for r in resolved] == [-1, 3, 0, -1, -1, 3]
     assert [r.serves for r in resolved] == [(2,), (), (), (1, 5), (), ()]
 
 
 def test_each_shard_has_a_founder() -> None:
-    resolved = resolve((FRESH, Stand(), FRESH, FRESH), floor=0, shards=2)
+    resolved = resolve((FRESH, Stand(), FRESH, FRESH), Known(0, shards=2))
     assert [r.move for r in resolved] == [KEEP, FETCH, FETCH, KEEP]
-    assert {r.move for r in resolve((FRESH, Stand(), FRESH, Stand()), floor=0, shards=2)} == {LOST}
+    assert {r.move for r in resolve((FRESH, Stand(), FRESH, Stand()), Known(0, shards=2))} == {LOST}
 
 
 def test_a_shard_that_nobody_holds_is_lost() -> None:
-    resolved = resolve((at(5), FRESH, at(5), FRESH), floor=0, shards=2)
+    resolved = resolve((at(5), FRESH, at(5), FRESH), Known(0, shards=2))
     assert {(r.move, r.shard) for r in resolved} == {(LOST, 1)}
 
 
@@ -92,16 +92,16 @@ def possible_stands(draw: st.DrawFn) -> Stand:
     )
 
 
-def reached(stand: Stand, resolved: Resolved) -> tuple[int, int]:
+def reached(stand: Stand, resolved: Resolved) -> tuple[int, int, int]:
     """The commit a member is at after its move."""
     if resolved.move in (APPLY, SKIP):
-        return stand.committed + 1, stand.voted_in
+        return stand.era, stand.committed + 1, stand.voted_in
     return resolved.goal.commit if resolved.move is FETCH else stand.commit
 
 
 @given(stands=st.lists(possible_stands(), min_size=1, max_size=6), floor=st.integers(0, 3))
 def test_whatever_they_hold_all_get_to_one_commit(stands: list[Stand], floor: int) -> None:
-    resolved = resolve(stands, floor)
+    resolved = resolve(stands, Known(floor))
     (goal,) = {r.goal for r in resolved}
     if LOST in {r.move for r in resolved}:
         assert goal.committed < max(floor, 0) or goal.committed < 0

@@ -12,6 +12,7 @@ What the commit protocol expects of whoever issues formations (`train.commit` re
 - Not `abort`: a planned change. It is issued when every member of the epoch before reported to be in it, and the next
   planned one when every member of this one did: one plan at a time. Only an abort withdraws it.
 - A worker that an issued formation left out is seated again only in its next life.
+- `rollbacks`, `floor`: what is known of both when it is issued. Members that know of a later rollback are right.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import enum
 import msgspec
 
 from everstep.core.dealing import Dealing
+from everstep.core.saves import Saves
+
+ROLLBACKS = 8  # remembered: what an earlier one threw away is older than all that is kept anywhere
 
 
 class Seat(msgspec.Struct, frozen=True, tag=True):
@@ -31,6 +35,15 @@ class Seat(msgspec.Struct, frozen=True, tag=True):
     host: str  # identity of the machine: workers with the same one may share memory
     endpoint: str  # "host:port" of its TCP listener
     store: str = ""  # where it serves the meeting of a device library's group, "host:port"; empty: nowhere
+    vault: str = ""  # where its node's vault serves what it keeps to other nodes, "host:port"; empty: nowhere
+
+
+class Rollback(msgspec.Struct, frozen=True):
+    """In `epoch` all members went back to a kept state of `step` steps, or began at 0: later steps of the epochs before
+    do not count."""
+
+    epoch: int
+    step: int
 
 
 class Formation(msgspec.Struct, frozen=True, tag=True):
@@ -41,6 +54,8 @@ class Formation(msgspec.Struct, frozen=True, tag=True):
     abort: bool
     floor: int  # steps known to be committed: fewer must never be taken for the job's state
     groups: tuple[int, ...] = ()  # by role: its group in hierarchical sums, which fixes their order; empty: one group
+    rollbacks: tuple[Rollback, ...] = ()  # of the job, oldest first, the last ROLLBACKS
+    scratch: bool = False  # nothing was ever kept: members without state may start the job over, below `floor`
 
     def role_of(self, worker: str) -> int | None:
         """Its rank in the fabric; None when it has no seat."""
@@ -73,3 +88,6 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     failure: str = ""  # what its restartable function raised in `epoch`; it waits for the next one, in this process
     dealt: tuple[Dealing, ...] = ()  # the last changes of how the steps committed here were dealt, RECENT at most
     goal: int = 0  # committed steps at which its loop ends; 0: not known
+    rollbacks: tuple[Rollback, ...] = ()  # that the state behind `committed` went through, the last ROLLBACKS
+    vault: str = ""  # see Seat
+    saves: Saves = Saves()

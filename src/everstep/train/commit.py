@@ -6,8 +6,10 @@ belong to and are ignored when the worker left that epoch meanwhile: a round tha
 because all that a worker may have done on completing it can be done in the next epoch from the stands (`resolve`).
 
     STANDBY -> FORMING -> RESOLVING -> (FETCHING | APPLYING) -> READY -> COMPUTING -> VOTING -> APPLYING -> READY ...
+                          RESOLVING <-> RESTORING
 
-An abort leads to FORMING from everywhere; out of APPLYING only once the optimizer is through. A planned change goes
+An abort leads to FORMING from everywhere; out of APPLYING only once the optimizer is through. After a restore comes
+another round in the same epoch, and the state is valid only once that is through. A planned change goes
 from the end of a step straight to RESOLVING (or LEFT), after a vote in which all members said to be prepared for it.
 `core.formation` says what is expected of whoever issues formations.
 """
@@ -19,8 +21,10 @@ import enum
 import msgspec
 from msgspec.structs import replace
 
-from everstep.core.formation import Formation
+from everstep.core.formation import Formation, Rollback
+from everstep.core.saves import Tier
 from everstep.train import resolve
+from everstep.train.kept import Commit
 from everstep.train.protocol import (
     Abort,
     Applied,
@@ -40,6 +44,8 @@ from everstep.train.protocol import (
     PublishStand,
     Ready,
     Reduced,
+    Restore,
+    Restored,
     Serve,
     StateLost,
     Stood,
@@ -47,7 +53,7 @@ from everstep.train.protocol import (
     Vote,
     Voted,
 )
-from everstep.train.resolve import Move, Stand
+from everstep.train.resolve import Known, Move, Resolved, Stand
 
 
 class Phase(enum.Enum):
@@ -57,6 +63,7 @@ class Phase(enum.Enum):
     FORMING = "forming"  # in no epoch: opens the links of `entering`
     RESOLVING = "resolving"  # in a new epoch, stand published
     FETCHING = "fetching"  # copies the state of another member; its own is void
+    RESTORING = "restoring"  # goes back to a kept state, as all do; its own is void
     READY = "ready"  # between steps
     COMPUTING = "computing"
     VOTING = "voting"  # gradients complete
@@ -83,6 +90,9 @@ class Member(msgspec.Struct, frozen=True):
     goal: Stand | None = None  # `stand` once the apply or the fetch under way is through
     switching: bool = False  # the vote decided to change to `planned` after this step
     serves: tuple[int, ...] = ()  # roles waiting for this worker's state
+    keep: Tier = Tier.NOTHING  # how far the last commit here is to be saved
+    failed: tuple[Commit, ...] = ()  # kept states that could not be restored in this epoch
+    round: int = 0  # of stands, in this epoch
     shards: int = 1  # the state is split into so many: role r holds shard r % shards
 
 
@@ -110,16 +120,16 @@ def acts_in(member: Member, epoch: int) -> bool:
     return member.epoch == epoch and member.entering is None
 
 
-def _round(member: Member, event: Began | Reduced | Voted | Stood | Fetched) -> Outcome:
+def _round(member: Member, event: Began | Reduced | Voted | Stood | Fetched | Restored) -> Outcome:
     match event:
         case Began():
             assert member.phase is Phase.READY, member
             return replace(member, phase=Phase.COMPUTING), ()
-        case Reduced(finite=finite):
+        case Reduced(finite=finite, keep=keep):
             assert member.phase is Phase.COMPUTING, member
             stand = replace(member.stand, voted_in=member.epoch, finite=finite)
-            vote = CastVote(member.epoch, Vote(finite, member.prepared))
-            return replace(member, phase=Phase.VOTING, stand=stand), (vote,)
+            vote = CastVote(member.epoch, Vote(finite, member.prepared, keep))
+            return replace(member, phase=Phase.VOTING, stand=stand, keep=Tier.NOTHING), (vote,)
         case Voted(votes=votes):
             assert member.phase is Phase.VOTING, member
             return _decide(member, votes)
@@ -129,6 +139,9 @@ def _round(member: Member, event: Began | Reduced | Voted | Stood | Fetched) -> 
         case Fetched():
             assert member.phase is Phase.FETCHING, member
             return _boundary(_reached(member))
+        case Restored(good=good, fingerprint=fingerprint):
+            assert member.phase is Phase.RESTORING, member
+            return _tell_restored(member, good, fingerprint)
 
 
 # Formations ----------------------------------------------------------------------------------------------
@@ -181,6 +194,8 @@ def _switch(member: Member, formation: Formation) -> Outcome:
         goal=None,
         switching=False,
         serves=(),
+        failed=(),
+        round=0,
     )
     return member, (Switch(formation), PublishStand(formation.epoch, published))
 
@@ -191,7 +206,8 @@ def _switch(member: Member, formation: Formation) -> Outcome:
 def _decide(member: Member, votes: tuple[Vote, ...]) -> Outcome:
     """All members see the same votes, and do the same."""
     skipped = not all(vote.finite for vote in votes)
-    member = replace(member, goal=resolve.after(member.stand, skipped), switching=switches(member.epoch, votes))
+    goal, keep = resolve.after(member.stand, skipped), max(vote.keep for vote in votes)
+    member = replace(member, goal=goal, keep=keep, switching=switches(member.epoch, votes))
     return _skip(member) if skipped else _apply(member)
 
 
@@ -204,19 +220,47 @@ def _resolve(member: Member, stands: tuple[Stand, ...]) -> Outcome:
     assert member.formation is not None
     role = member.formation.role_of(member.worker)
     assert role is not None
-    mine = resolve.resolve(stands, member.formation.floor, member.shards)[role]
+    mine = resolve.resolve(stands, known(member))[role]
     if mine.move is Move.LOST:
         lost = StateLost(mine.goal.committed, member.formation.floor, mine.shard)
         return replace(member, phase=Phase.LOST), (lost,)
-    member = replace(member, goal=mine.goal, serves=mine.serves)
+    return _move(replace(member, goal=mine.goal, serves=mine.serves, keep=Tier.NOTHING), mine)
+
+
+def known(member: Member) -> Known:
+    """What all members of its formation know."""
+    formation = member.formation
+    assert formation is not None
+    return Known(formation.floor, member.shards, formation.epoch, formation.rollbacks, formation.scratch)
+
+
+def _move(member: Member, mine: Resolved) -> Outcome:
     match mine.move:
         case Move.APPLY:
             return _apply(member)
         case Move.FETCH:
-            member = replace(member, phase=Phase.FETCHING, stand=Stand())
+            member = replace(member, phase=Phase.FETCHING, stand=_void(mine.goal.rollbacks))
             return member, (DropGradients(), Fetch(member.epoch, mine.source, mine.goal))
+        case Move.RESTORE:
+            member = replace(member, phase=Phase.RESTORING, stand=_void(mine.goal.rollbacks[:-1]))
+            return member, (DropGradients(), Restore(member.epoch, mine.places, mine.goal))
         case _:
             return _skip(member)
+
+
+def _void(rollbacks: tuple[Rollback, ...]) -> Stand:
+    """Overwritten in part. What its job went through is known still."""
+    return Stand(rollbacks=rollbacks)
+
+
+def _tell_restored(member: Member, good: bool, fingerprint: int) -> Outcome:
+    """Another round. What was restored is this member's state only once all know of it."""
+    goal = member.goal
+    assert goal is not None
+    failed = member.failed if good else (*member.failed, (goal.committed, goal.commit_epoch))
+    member = replace(member, phase=Phase.RESOLVING, failed=failed, round=member.round + 1)
+    stand = replace(goal, restored=True, fingerprint=fingerprint) if good else member.stand
+    return member, (PublishStand(member.epoch, replace(stand, failed=failed), member.round),)
 
 
 def _apply(member: Member) -> Outcome:

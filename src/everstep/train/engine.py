@@ -21,14 +21,17 @@ from everstep.comms.fabric import Fabric, Superseded
 from everstep.comms.link import LinkError
 from everstep.core.dealing import RECENT, Dealing, Stream
 from everstep.core.errors import EpochBroken
-from everstep.core.formation import Formation, SessionReport, Stage
+from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.saves import Saves, Tier
 from everstep.state.flatten import Flat
 from everstep.train import commit, protocol, transfer
 from everstep.train.inner import Inner
+from everstep.train.kept import Kept
 from everstep.train.resolve import Stand
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
 RETRY_S = 0.2
+NOTHING_KEPT = "and no kept state is whole: neither in the nodes' vaults nor on disk"
 
 T = TypeVar("T", Stand, protocol.Vote)
 
@@ -38,7 +41,10 @@ class StateLost(RuntimeError):
 
 
 class Worker(Protocol):
-    """What the engine needs of the session: its state, its gradients."""
+    """What the engine needs of the session: its state, its gradients, what is kept of it.
+
+    In the main thread, but for `interrupt`.
+    """
 
     def drop_gradients(self) -> None: ...
 
@@ -48,9 +54,28 @@ class Worker(Protocol):
     def fetch(self, communicator: Communicator, source: int) -> None:
         """Overwrite the whole state; raises EpochBroken. Nothing is overwritten before all has arrived."""
 
+    def before_change(self) -> None:
+        """The state is about to change (an optimizer's step, a copy, a restore): wait for who still reads it."""
+
+    def kept(self) -> tuple[Kept, ...]:
+        """The newest of what this node keeps, in memory and on disk; what this session found damaged is left out."""
+
+    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
+        """Overwrite the whole state by the kept one (Kept.step, Kept.epoch); `places` as in protocol.Restore.
+
+        False: something is missing or damaged; the state may be overwritten in part then. Raises EpochBroken when
+        `Engine.require_epoch` does.
+        """
+
+    def fingerprint(self) -> int:
+        """Of the whole state: the same on all members which hold the same bits."""
+
+    def interrupt(self) -> None:
+        """From another thread: the epoch of a restore under way is over, so what it waits for must raise."""
+
 
 class Engine:
-    """`report` tells the agent; `begin` makes this worker known and waits for its first step.
+    """`report` tells the agent; `open` makes this worker known, `ready` waits for its first step.
 
     inner: the library which sums gradients in place of the fabric.
     """
@@ -84,7 +109,11 @@ class Engine:
         self._entered = 0  # the epoch whose links the main thread uses; the machine may be ahead of it
         self._dealt_to = 0  # members that the step under way was dealt to
         self._dealt: tuple[Dealing, ...] = ()
-        self._fetched = False
+        self._replaced = False  # in the step under way the state was overwritten from elsewhere
+        self._restoring = False
+        self._keep = Tier.NOTHING
+        self._vault = ""
+        self._saves = Saves()
         self._place: tuple[int, int] | None = None  # role and number of members, of a state that depends on them
         self._goal = 0
 
@@ -98,6 +127,22 @@ class Engine:
     def epoch(self) -> int:
         """Of the step under way. The machine may have left it already."""
         return self._epoch
+
+    @property
+    def commit_epoch(self) -> int:
+        """Whose gradients made the last commit: together with its step, that names the state."""
+        return self._member.stand.commit_epoch
+
+    @property
+    def keep(self) -> Tier:
+        """How far the step just committed is to be saved, by all members; one that was rolled forward is not."""
+        return self._keep
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Of the epoch entered last, by role."""
+        formation = self._member.formation
+        return formation.seats if formation is not None else ()
 
     @property
     def role(self) -> int:
@@ -142,7 +187,7 @@ class Engine:
         """Wait until a step may begin; its number. Changes of epoch that are due happen in here."""
         command = self._until(protocol.Ready)
         assert isinstance(command, protocol.Ready)
-        self._epoch, self._dealt_to, self._fetched = command.epoch, self.num_members, False
+        self._epoch, self._dealt_to, self._replaced = command.epoch, self.num_members, False
         if self._stage is not Stage.MEMBER or self._resumed_in != command.epoch:
             self.say(Stage.MEMBER)
         return command.step
@@ -150,21 +195,28 @@ class Engine:
     def began(self) -> None:
         self._feed(protocol.Began(self.epoch))
 
-    def vote(self, finite: bool) -> bool:
+    def vote(self, finite: bool, keep: Tier = Tier.NOTHING) -> bool:
         """The gradients are complete. True: apply them, then call `applied`. False: this step commits without them.
 
-        Raises EpochBroken when the step is not committed: it will be ready again. Whatever becomes of the epoch, the
-        answer is the one that all survivors come to.
+        keep: how far this member wants the state after the step to be saved; `Engine.keep` has the decision. Raises
+        EpochBroken when the step is not committed: it will be ready again. Whatever becomes of the epoch, the answer is
+        the one that all survivors come to.
         """
         before = self.committed
-        self._feed(protocol.Reduced(self.epoch, finite))
+        self._keep = Tier.NOTHING
+        self._feed(protocol.Reduced(self.epoch, finite, keep))
         command = self._until(protocol.Apply, protocol.Serve, protocol.Ready)
         if isinstance(command, protocol.Apply):
+            assert self._owner is not None
+            self._owner.before_change()
             return True
         with self._news:
             self._todo.appendleft(command)  # for `ready`: the state is whole only at the end of the step
-        if self._fetched or self.committed == before:
-            raise EpochBroken(self.epoch, f"step {before} is not committed here: it is done again, or was copied")
+        if self._replaced or self.committed == before:
+            raise EpochBroken(
+                self.epoch,
+                f"step {before} is not committed here: it is done again, or was copied or restored",
+            )
         return False
 
     def applied(self, streams: tuple[Stream, ...] = ()) -> None:
@@ -179,6 +231,23 @@ class Engine:
         """Whether the epoch of the step under way still is."""
         with self._news:
             return commit.acts_in(self._member, self._epoch)
+
+    def require_epoch(self) -> None:
+        """Raises EpochBroken when the epoch entered last is over: for whoever waits for something else than members."""
+        with self._news:
+            if not commit.acts_in(self._member, self._entered):
+                raise EpochBroken(self._entered, "another formation follows it")
+
+    def tell_vault(self, endpoint: str) -> None:
+        """Where this node's vault serves what it keeps to other nodes."""
+        self._vault = endpoint
+        self._tell()
+
+    def tell_saves(self, saves: Saves) -> None:
+        """What is known of saves to disk by now. From any thread."""
+        if saves != self._saves:
+            self._saves = saves
+            self._tell()
 
     def leave(self) -> None:
         """Take part in nothing any more, once a newcomer has all it was promised: what waits for others raises."""
@@ -206,6 +275,8 @@ class Engine:
                 self.fabric.abort_before(command.epoch, why)
                 if self.inner is not None:
                     self.inner.abort(command.epoch)
+                if self._restoring and self._owner is not None:
+                    self._owner.interrupt()
 
     def _prepare(self, formation: Formation) -> None:
         """A peer that cannot be reached is, as a rule, dead, and a formation without it is on its way."""
@@ -285,15 +356,19 @@ class Engine:
                     self._tell()
                     self._check_place(formation)
                 case protocol.PublishStand(epoch, stand):
-                    self._feed(protocol.Stood(epoch, self._gather(stand, Stand)))
+                    self._feed(protocol.Stood(epoch, self._gather(replace(stand, kept=owner.kept()), Stand)))
                 case protocol.CastVote(epoch, vote):
                     self._feed(protocol.Voted(epoch, self._gather(vote, protocol.Vote)))
+                    self._keep = self._member.keep
                 case protocol.DropGradients():
                     owner.drop_gradients()
                 case protocol.Fetch(epoch, source):
+                    self._replaced = True
+                    owner.before_change()
                     owner.fetch(self._side, source)
-                    self._fetched = True
                     self._feed(protocol.Fetched(epoch))
+                case protocol.Restore():
+                    self._restore(owner, command)
                 case protocol.Serve(_, roles):
                     self._serve(owner, roles)
                 case protocol.Leave():
@@ -304,12 +379,28 @@ class Engine:
                     raise SystemExit(f"everstep: the others went on without this worker in epoch {epoch}: it stops")
                 case protocol.StateLost(committed, floor, shard):
                     if shard >= 0:
-                        raise StateLost(f"all members that held shard {shard} of the state are gone")
-                    raise StateLost(f"{floor} steps were committed, and nobody here holds more than {committed}")
+                        raise StateLost(f"all members that held shard {shard} of the state are gone, {NOTHING_KEPT}")
+                    raise StateLost(
+                        f"{floor} steps were committed, nobody here holds more than {committed}, {NOTHING_KEPT}"
+                    )
                 case _:
                     raise AssertionError(command)
         except EpochBroken:
             return  # a formation that ends the epoch came, or will come: the machine says what is next
+
+    def _restore(self, owner: Worker, command: protocol.Restore) -> None:
+        """A formation that comes meanwhile gets it out: by `interrupt`, or before it waits by `require_epoch`."""
+        self._replaced = True
+        owner.before_change()
+        self._restoring = True
+        try:
+            self.require_epoch()
+            goal = command.goal
+            good = owner.restore(goal.committed, command.places, goal.commit_epoch)
+            fingerprint = owner.fingerprint() if good else 0
+        finally:
+            self._restoring = False
+        self._feed(protocol.Restored(command.epoch, good, fingerprint))
 
     def _check_place(self, formation: Formation) -> None:
         """Shapes and groups were made for one role of so many. RuntimeError when this worker got another one."""
@@ -386,5 +477,8 @@ class Engine:
                 dealt=self._dealt,
                 goal=self._goal,
                 store=self.inner.store if self.inner is not None else "",
+                rollbacks=member.stand.rollbacks,
+                vault=self._vault,
+                saves=self._saves,
             )
         )

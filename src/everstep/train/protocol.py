@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from everstep.core.formation import Formation
+from everstep.core.saves import Tier
 from everstep.train.resolve import Stand
 
 
@@ -13,6 +14,7 @@ class Vote(msgspec.Struct, frozen=True, tag=True):
 
     finite: bool  # my reduced gradients
     prepared: int  # the newest epoch whose links I have open
+    keep: Tier = Tier.NOTHING  # how far I want the committed state to be saved; the farthest wish counts
 
 
 # Events --------------------------------------------------------------------------------------------------
@@ -37,6 +39,7 @@ class Reduced(msgspec.Struct, frozen=True):
 
     epoch: int
     finite: bool
+    keep: Tier = Tier.NOTHING
 
 
 class Voted(msgspec.Struct, frozen=True):
@@ -47,7 +50,7 @@ class Voted(msgspec.Struct, frozen=True):
 
 
 class Stood(msgspec.Struct, frozen=True):
-    """The first round of the epoch completed here: all members' stands, by role."""
+    """The first round of the epoch completed here, or the one after a restore: all members' stands, by role."""
 
     epoch: int
     stands: tuple[Stand, ...]
@@ -59,11 +62,19 @@ class Fetched(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class Restored(msgspec.Struct, frozen=True):
+    """The kept state is the own one now, of this `fingerprint`; or not `good`: something was missing or damaged."""
+
+    epoch: int
+    good: bool
+    fingerprint: int = 0
+
+
 class Applied(msgspec.Struct, frozen=True):
     """The optimizer is through. Local, so it counts whatever became of the epoch."""
 
 
-Event = FormationReceived | Prepared | Began | Reduced | Voted | Stood | Fetched | Applied
+Event = FormationReceived | Prepared | Began | Reduced | Voted | Stood | Fetched | Restored | Applied
 
 # Commands ------------------------------------------------------------------------------------------------
 
@@ -87,8 +98,14 @@ class Switch(msgspec.Struct, frozen=True):
 
 
 class PublishStand(msgspec.Struct, frozen=True):
+    """Tell the others, with what this member's node keeps (`Stand.kept`, which only whoever carries this out knows).
+
+    `round`: of this epoch, from 0; each restore is followed by one more.
+    """
+
     epoch: int
     stand: Stand
+    round: int = 0
 
 
 class CastVote(msgspec.Struct, frozen=True):
@@ -111,6 +128,18 @@ class Fetch(msgspec.Struct, frozen=True):
 
     epoch: int
     source: int
+    goal: Stand
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Overwrite the own state by the kept one of `goal.committed` steps.
+
+    `places`: for each of the saved shards, which may be more or fewer than there are today, the role whose node's vault
+    has it; -1: it is on disk.
+    """
+
+    epoch: int
+    places: tuple[int, ...]
     goal: Stand
 
 
@@ -158,6 +187,7 @@ Command = (
     | Apply
     | DropGradients
     | Fetch
+    | Restore
     | Serve
     | Ready
     | Leave

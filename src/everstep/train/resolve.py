@@ -11,31 +11,60 @@ seated again) has no say in this.
 
 With `shards`, the state is split: role r holds shard r % shards, and only members of one shard hold the same. All are
 at one commit nevertheless, for a complete reduction is complete in every shard.
+
+Where live members cannot get to what is known to be committed, all go back to the newest kept state which is there in
+whole (`train.kept`), and tell in another round how that went: who could not, or has other bits than most who restored
+the same shard, copies from those. A shard which nobody could restore leads to the next older step, in yet another one.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
+from everstep.core.formation import ROLLBACKS, Rollback
+from everstep.train import kept as keeping
+from everstep.train.kept import Commit, Image, Kept
+
 
 class Stand(msgspec.Struct, frozen=True, tag=True):
-    """What one member holds."""
+    """What one member holds, and what its node keeps."""
 
     committed: int = -1  # steps committed, the index of the next one; -1: no valid state
-    commit_epoch: int = 0  # whose gradients made the last commit; 0: the initial or a loaded state
+    commit_epoch: int = 0  # whose gradients made the last commit; 0: the initial state, or that of another job
     skipped: bool = False  # the last commit left the parameters as they were (non-finite gradients)
     voted_in: int = 0  # epoch of the complete, reduced gradients in hand for step `committed`; 0: none
     finite: bool = True  # these gradients
     acted_in: int = 0  # the member's epoch before the one of this round
     fresh: bool = False  # without valid state, but its initial one is intact and could start a job
+    rollbacks: tuple[Rollback, ...] = ()  # that this state went through, oldest first
+    restored: bool = False  # in this epoch, from what was kept, and not compared with the others' yet
+    fingerprint: int = 0  # of that state
+    failed: tuple[Commit, ...] = ()  # kept states which this member could not restore in this epoch
+    kept: tuple[Kept, ...] = ()  # what its node can give back
 
     @property
-    def commit(self) -> tuple[int, int]:
-        return self.committed, self.commit_epoch
+    def era(self) -> int:
+        """Epoch of the last rollback: nothing of an earlier era counts beside it."""
+        return self.rollbacks[-1].epoch if self.rollbacks else 0
+
+    @property
+    def commit(self) -> tuple[int, int, int]:
+        return self.era, self.committed, self.commit_epoch
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What holds for all in this epoch, apart from the stands."""
+
+    floor: int = 0  # steps known to be committed
+    shards: int = 1
+    epoch: int = 0
+    rollbacks: tuple[Rollback, ...] = ()  # `floor` is what is known after these
+    scratch: bool = False  # a job in which nothing was ever kept may start over
 
 
 class Move(enum.Enum):
@@ -45,7 +74,8 @@ class Move(enum.Enum):
     APPLY = "apply"  # roll forward
     SKIP = "skip"  # roll forward a commit that left the parameters as they were
     FETCH = "fetch"  # copy the state of `source`
-    LOST = "lost"  # nobody can get to what is known to be committed, or a shard of it is gone
+    RESTORE = "restore"  # go back to a kept state, as all do
+    LOST = "lost"  # nobody can get to what is known to be committed, or a shard of it is gone, and nothing is kept
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -56,17 +86,29 @@ class Resolved(msgspec.Struct, frozen=True):
     source: int = -1  # role to fetch from
     serves: tuple[int, ...] = ()  # roles that fetch from this one
     shard: int = -1  # that nobody holds, if that is why it is lost
+    places: tuple[int, ...] = ()  # by saved shard: role whose node's vault has it; -1: disk
 
 
-def resolve(stands: Sequence[Stand], floor: int, shards: int = 1) -> tuple[Resolved, ...]:
-    """The move of each role. `floor`: steps known to be committed."""
-    goal, moves = _moves(stands, shards)
-    if goal.committed < floor or goal.committed < 0:
-        return tuple(Resolved(Move.LOST, goal) for _ in stands)
-    sources = [_source(moves, shard, shards) for shard in range(shards)]
-    if None in sources:
-        return tuple(Resolved(Move.LOST, goal, shard=sources.index(None)) for _ in stands)
-    return tuple(_resolved(role, moves, goal, sources[role % shards], shards) for role in range(len(stands)))
+def resolve(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
+    """The move of each role."""
+    if any(stand.restored for stand in stands):
+        goal, moves, sources = _compare(stands, known.shards)
+        reached = True
+    else:
+        goal, moves = _moves(stands, known)
+        sources = [_source(moves, shard, known.shards) for shard in range(known.shards)]
+        reached = goal.committed >= 0 and (goal.committed >= known.floor or goal.era > _era(known.rollbacks))
+    whole = None not in sources
+    if reached and whole:
+        return tuple(_resolved(role, moves, goal, sources, known.shards) for role in range(len(stands)))
+    image = _newest(stands, known)
+    if image is not None and not (whole and not reached and image.step <= goal.committed):
+        return _restored(stands, image, known)
+    shard = sources.index(None) if reached else -1
+    return tuple(Resolved(Move.LOST, goal, shard=shard) for _ in stands)
+
+
+# Live members --------------------------------------------------------------------------------------------
 
 
 def _source(moves: Sequence[Move], shard: int, shards: int) -> int | None:
@@ -75,7 +117,8 @@ def _source(moves: Sequence[Move], shard: int, shards: int) -> int | None:
     return next((role for role in holders if moves[role] is Move.KEEP), holders[0] if holders else None)
 
 
-def _resolved(role: int, moves: Sequence[Move], goal: Stand, source: int | None, shards: int) -> Resolved:
+def _resolved(role: int, moves: Sequence[Move], goal: Stand, sources: Sequence[int | None], shards: int) -> Resolved:
+    source = sources[role % shards]
     assert source is not None
     if moves[role] is Move.FETCH:
         return Resolved(Move.FETCH, goal, source=source)
@@ -84,15 +127,19 @@ def _resolved(role: int, moves: Sequence[Move], goal: Stand, source: int | None,
     return Resolved(moves[role], goal, serves=copies if role == source else ())
 
 
-def _moves(stands: Sequence[Stand], shards: int) -> tuple[Stand, list[Move]]:
+def _moves(stands: Sequence[Stand], known: Known) -> tuple[Stand, list[Move]]:
     holders = [stand for stand in stands if stand.committed >= 0]
     if holders:
         goal = next_commit(holders) or _clean(max(holders, key=lambda stand: stand.commit))
         return goal, [_move(stand, goal) for stand in stands]
-    alike = [range(shard, len(stands), shards) for shard in range(shards)]
+    alike = [range(shard, len(stands), known.shards) for shard in range(known.shards)]
     founders = [next((role for role in roles if stands[role].fresh), None) for roles in alike]
-    goal = Stand() if None in founders else Stand(committed=0)
-    return goal, [Move.KEEP if role in founders else Move.FETCH for role in range(len(stands))]
+    moves = [Move.KEEP if role in founders else Move.FETCH for role in range(len(stands))]
+    if None in founders or _newest(stands, known) is not None:
+        return Stand(), moves
+    if known.floor and known.scratch:
+        return Stand(0, rollbacks=_longer(known.rollbacks, known.epoch, 0)), moves
+    return Stand(0, rollbacks=known.rollbacks), moves
 
 
 def next_commit(holders: Sequence[Stand]) -> Stand | None:
@@ -107,16 +154,64 @@ def next_commit(holders: Sequence[Stand]) -> Stand | None:
 
 def after(stand: Stand, skipped: bool) -> Stand:
     """`stand` once the gradients in hand are committed."""
-    return Stand(stand.committed + 1, commit_epoch=stand.voted_in, skipped=skipped)
+    return Stand(stand.committed + 1, commit_epoch=stand.voted_in, skipped=skipped, rollbacks=stand.rollbacks)
 
 
 def _clean(stand: Stand) -> Stand:
-    return replace(stand, voted_in=0, finite=True, acted_in=0)
+    return replace(stand, voted_in=0, finite=True, acted_in=0, kept=())
 
 
 def _move(stand: Stand, goal: Stand) -> Move:
     if stand.commit == goal.commit:
         return Move.KEEP
-    if stand.voted_in and (stand.committed + 1, stand.voted_in) == goal.commit:
+    if stand.voted_in and (stand.era, stand.committed + 1, stand.voted_in) == goal.commit:
         return Move.SKIP if goal.skipped else Move.APPLY
     return Move.FETCH
+
+
+# What is kept --------------------------------------------------------------------------------------------
+
+
+def _newest(stands: Sequence[Stand], known: Known) -> Image | None:
+    """The image to go back to, if there is one."""
+    failed = {commit for stand in stands for commit in stand.failed}
+    return keeping.newest([stand.kept for stand in stands], _rollbacks(stands, known), failed)
+
+
+def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
+    """All restore, who holds that step too: nothing proves that it is the same commit."""
+    rollbacks = _longer(_rollbacks(stands, known), known.epoch, image.step)
+    goal = Stand(image.step, commit_epoch=image.epoch, rollbacks=rollbacks)
+    places = keeping.places([stand.kept for stand in stands], image)
+    return tuple(Resolved(Move.RESTORE, goal, places=places[role]) for role in range(len(stands)))
+
+
+def _compare(stands: Sequence[Stand], shards: int) -> tuple[Stand, list[Move], list[int | None]]:
+    """After a restore: for each shard the bits that most have count, among as many those of the lowest role."""
+    goal = next(stand for stand in stands if stand.restored)
+    moves = [Move.FETCH] * len(stands)
+    sources: list[int | None] = []
+    for shard in range(shards):
+        holders = [role for role in range(shard, len(stands), shards) if stands[role].restored]
+        marks = Counter(stands[role].fingerprint for role in holders)
+        right = max(marks, key=marks.__getitem__, default=0)
+        alike = [role for role in holders if stands[role].fingerprint == right]
+        sources.append(alike[0] if alike else None)
+        for role in alike:
+            moves[role] = Move.KEEP
+    return Stand(goal.committed, commit_epoch=goal.commit_epoch, rollbacks=goal.rollbacks), moves, sources
+
+
+def _rollbacks(stands: Iterable[Stand], known: Known) -> tuple[Rollback, ...]:
+    """The longest history that somebody knows, without what was restored in this epoch and did not work out."""
+    longest = max([known.rollbacks, *(stand.rollbacks for stand in stands)], key=_era)
+    return tuple(rollback for rollback in longest if rollback.epoch != known.epoch)
+
+
+def _longer(rollbacks: tuple[Rollback, ...], epoch: int, step: int) -> tuple[Rollback, ...]:
+    """With one more; what an earlier one threw away and the new one throws away too is said once."""
+    return (*(each for each in rollbacks if each.step < step), Rollback(epoch, step))[-ROLLBACKS:]
+
+
+def _era(rollbacks: Sequence[Rollback]) -> int:
+    return rollbacks[-1].epoch if rollbacks else 0

@@ -45,6 +45,7 @@ from everstep.train import transfer
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
 from everstep.train.inner import Both, Inner, library_of
+from everstep.train.kept import Kept
 from everstep.train.randomness import reseed
 from everstep.train.reducer import Collective, Reducer
 from everstep.train.undo import Undo
@@ -223,6 +224,21 @@ class Session:
 
     def fetch(self, communicator: Communicator, source: int) -> None:
         transfer.receive(communicator, self._objects, source)
+
+    def before_change(self) -> None:
+        """Nothing reads the state beside the main thread."""
+
+    def kept(self) -> tuple[Kept, ...]:
+        return ()
+
+    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
+        raise AssertionError("nothing is kept")
+
+    def fingerprint(self) -> int:
+        raise AssertionError("nothing is kept")
+
+    def interrupt(self) -> None:
+        raise AssertionError("nothing is kept")
 
     # Inside ---------------------------------------------------------------------------------------------
 
