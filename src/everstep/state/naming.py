@@ -138,7 +138,7 @@ class Namer(Packer):
     def _optimizer(self, key: str, optimizer: Optimizer) -> Any:
         listed = fqns(optimizer, self.fqns)
         names = {id(parameter): names for parameter, names in listed}
-        state = [self._state(key, names.get(id(at), [str(at)]), values) for at, values in optimizer.state.items()]
+        state = [self._state(key, names.get(id(at)) or [str(at)], values) for at, values in optimizer.state.items()]
         groups = []
         for group in optimizer.param_groups:
             options = {option: value for option, value in group.items() if option not in ("params", "param_names")}
