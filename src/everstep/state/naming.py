@@ -12,7 +12,7 @@ Tied weights are one part with several names, and so is the optimizer's state of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from everstep.state.flatten import Stateful
 from everstep.state.inplace import plain
 from everstep.state.local import extent, local
-from everstep.state.tree import MAX_DEPTH, Packer, check_tensor
+from everstep.state.tree import MAX_DEPTH, PLAIN, Packer, check_tensor
 
 
 class Kind(Enum):
@@ -136,24 +136,31 @@ class Namer(Packer):
         return ["d", [[fqn, self.pack(value, f"{key}.{fqn}")] for fqn, value in items]]
 
     def _optimizer(self, key: str, optimizer: Optimizer) -> Any:
-        listed = fqns(optimizer, self.fqns)
-        names = {id(parameter): names for parameter, names in listed}
-        state = [self._state(key, names.get(id(at)) or [str(at)], values) for at, values in optimizer.state.items()]
-        groups = []
-        for group in optimizer.param_groups:
-            options = {option: value for option, value in group.items() if option not in ("params", "param_names")}
-            groups.append(options | {"params": [names[id(parameter)][0] for parameter in group["params"]]})
-        return ["d", [["state", ["d", state]], ["param_groups", self.pack(groups, f"{key}.param_groups")]]]
+        names = {id(parameter): names for parameter, names in fqns(optimizer, self.fqns)}
+        state = []
+        for at, values in optimizer.state.items():
+            first, *others = names.get(id(at)) or [str(at)]
+            state.append([first, self.pack(values, f"{key}.state.{first}")])
+            state += [[other, self._silent(values, f"{key}.state.{other}")] for other in others]
+        groups = [self._group(f"{key}.param_groups.{i}", group, names) for i, group in enumerate(optimizer.param_groups)]
+        return ["d", [["state", ["d", state]], ["param_groups", ["l", groups]]]]
 
-    def _state(self, key: str, names: list[str], values: Any) -> list[Any]:
-        begin = len(self.named.names)
-        first = f"{key}.state.{names[0]}"
-        node = self.pack(values, first)
-        for other in names[1:]:
-            for title, part in self.named.names[begin : len(self.named.names)]:
-                if title.startswith(first):
-                    self.named.names.append((f"{key}.state.{other}{title[len(first) :]}", part))
-        return [names[0], node]
+    def _group(self, path: str, group: dict[str, Any], names: dict[int, list[str]]) -> Any:
+        """Its tree has all names of a tied weight, and for stock PyTorch the first one."""
+        options = {option: value for option, value in group.items() if option not in ("params", "param_names")}
+        listed = [names[id(parameter)] for parameter in group["params"]]
+        node = self.pack(options, path)
+        self.named.leaves.append((f"{path}.params", [first for first, *_ in listed]))
+        node[1].append(["params", ["l", [name for known in listed for name in known]]])
+        return node
+
+    def _silent(self, value: Any, path: str) -> Any:
+        """Without leaves."""
+        before, self._in_leaf = self._in_leaf, True
+        try:
+            return self.pack(value, path)
+        finally:
+            self._in_leaf = before
 
     def join(self, path: str, key: Any) -> str:
         return f"{path}.{key}"
@@ -161,13 +168,8 @@ class Namer(Packer):
     def pack(self, value: Any, path: str, depth: int = 0) -> Any:
         if self._in_leaf or isinstance(value, Tensor | Mapping) or traversed(value):
             return super().pack(value, path, depth)
-        self._in_leaf = True
-        try:
-            node = super().pack(value, path, depth)
-        finally:
-            self._in_leaf = False
         self.named.leaves.append((path, value))
-        return node
+        return self._silent(value, path) if type(value) not in PLAIN else value
 
     def number(self, tensor: Tensor, path: str) -> int:
         part = local(tensor)
@@ -205,7 +207,3 @@ def traversed(value: Any, depth: int = 0) -> bool:
         return False
     return any(isinstance(item, Tensor) or traversed(item, depth + 1) for item in value)
 
-
-def names_of(named: Named) -> Iterator[tuple[str, Part]]:
-    for title, index in named.names:
-        yield title, named.parts[index]
