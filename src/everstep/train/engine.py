@@ -40,19 +40,8 @@ class StateLost(RuntimeError):
     """No member holds the steps that were committed: the job has to go back to a saved state."""
 
 
-class Worker(Protocol):
-    """What the engine needs of the session: its state, its gradients, what is kept of it.
-
-    In the main thread, but for `interrupt`.
-    """
-
-    def drop_gradients(self) -> None: ...
-
-    def state(self) -> Flat:
-        """The whole state, which does not change before the next optimizer step."""
-
-    def fetch(self, communicator: Communicator, source: int) -> None:
-        """Overwrite the whole state; raises EpochBroken. Nothing is overwritten before all has arrived."""
+class Keeper(Protocol):
+    """What is kept of the state. In the main thread, but for `interrupt`."""
 
     def before_change(self) -> None:
         """The state is about to change (an optimizer's step, a copy, a restore): wait for who still reads it."""
@@ -63,8 +52,7 @@ class Worker(Protocol):
     def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
         """Overwrite the whole state by the kept one (Kept.step, Kept.epoch); `places` as in protocol.Restore.
 
-        False: something is missing or damaged; the state may be overwritten in part then. Raises EpochBroken when
-        `Engine.require_epoch` does.
+        False: something is missing or damaged; the state may be overwritten in part then.
         """
 
     def fingerprint(self) -> int:
@@ -72,6 +60,21 @@ class Worker(Protocol):
 
     def interrupt(self) -> None:
         """From another thread: the epoch of a restore under way is over, so what it waits for must raise."""
+
+
+class Worker(Protocol):
+    """What the engine needs of the session: its state, its gradients."""
+
+    @property
+    def keeping(self) -> Keeper: ...
+
+    def drop_gradients(self) -> None: ...
+
+    def state(self) -> Flat:
+        """The whole state, which does not change before the next optimizer step."""
+
+    def fetch(self, communicator: Communicator, source: int) -> None:
+        """Overwrite the whole state; raises EpochBroken. Nothing is overwritten before all has arrived."""
 
 
 class Engine:
@@ -149,6 +152,11 @@ class Engine:
         return self.fabric.table.role
 
     @property
+    def shards(self) -> int:
+        """Parts of the state: role r holds part r % shards."""
+        return self._member.shards
+
+    @property
     def num_members(self) -> int:
         return self.fabric.table.size
 
@@ -208,7 +216,7 @@ class Engine:
         command = self._until(protocol.Apply, protocol.Serve, protocol.Ready)
         if isinstance(command, protocol.Apply):
             assert self._owner is not None
-            self._owner.before_change()
+            self._owner.keeping.before_change()
             return True
         with self._news:
             self._todo.appendleft(command)  # for `ready`: the state is whole only at the end of the step
@@ -276,7 +284,7 @@ class Engine:
                 if self.inner is not None:
                     self.inner.abort(command.epoch)
                 if self._restoring and self._owner is not None:
-                    self._owner.interrupt()
+                    self._owner.keeping.interrupt()
 
     def _prepare(self, formation: Formation) -> None:
         """A peer that cannot be reached is, as a rule, dead, and a formation without it is on its way."""
@@ -356,7 +364,7 @@ class Engine:
                     self._tell()
                     self._check_place(formation)
                 case protocol.PublishStand(epoch, stand):
-                    self._feed(protocol.Stood(epoch, self._gather(replace(stand, kept=owner.kept()), Stand)))
+                    self._feed(protocol.Stood(epoch, self._gather(replace(stand, kept=owner.keeping.kept()), Stand)))
                 case protocol.CastVote(epoch, vote):
                     self._feed(protocol.Voted(epoch, self._gather(vote, protocol.Vote)))
                     self._keep = self._member.keep
@@ -364,7 +372,7 @@ class Engine:
                     owner.drop_gradients()
                 case protocol.Fetch(epoch, source):
                     self._replaced = True
-                    owner.before_change()
+                    owner.keeping.before_change()
                     owner.fetch(self._side, source)
                     self._feed(protocol.Fetched(epoch))
                 case protocol.Restore():
@@ -391,13 +399,13 @@ class Engine:
     def _restore(self, owner: Worker, command: protocol.Restore) -> None:
         """A formation that comes meanwhile gets it out: by `interrupt`, or before it waits by `require_epoch`."""
         self._replaced = True
-        owner.before_change()
+        owner.keeping.before_change()
         self._restoring = True
         try:
             self.require_epoch()
             goal = command.goal
-            good = owner.restore(goal.committed, command.places, goal.commit_epoch)
-            fingerprint = owner.fingerprint() if good else 0
+            good = owner.keeping.restore(goal.committed, command.places, goal.commit_epoch)
+            fingerprint = owner.keeping.fingerprint() if good else 0
         finally:
             self._restoring = False
         self._feed(protocol.Restored(command.epoch, good, fingerprint))

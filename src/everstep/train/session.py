@@ -37,6 +37,7 @@ from everstep.core import identity
 from everstep.core.dealing import Stream
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat, Stage
+from everstep.core.saves import Saves
 from everstep.data.batches import Batches
 from everstep.probe import boot
 from everstep.state.flatten import Flat, Stateful
@@ -45,9 +46,10 @@ from everstep.train import transfer
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
 from everstep.train.inner import Both, Inner, library_of
-from everstep.train.kept import Kept
+from everstep.train.keeping import Keeping
 from everstep.train.randomness import reseed
 from everstep.train.reducer import Collective, Reducer
+from everstep.train.saving import Saving, saving_of
 from everstep.train.undo import Undo
 
 if TYPE_CHECKING:
@@ -59,22 +61,33 @@ if TYPE_CHECKING:
 ALONE = "alone/0#0"
 
 
-def session(*, seed: int = 0, log_file: str | Path | None = None, library: str | None = None) -> Session:
+def session(
+    *,
+    seed: int = 0,
+    log_file: str | Path | None = None,
+    library: str | None = None,
+    checkpoints: str | Path | Saving | None = None,
+) -> Session:
     """The job's session of this process.
 
     seed: of the randomness inside steps. log_file: `log` appends a JSON line a step to it; all members' nodes see it.
     library: what sums gradients, "nccl" or "gloo"; None: NCCL on its devices, Everstep's own collectives on the CPU.
+    checkpoints: a folder or URL where the state is saved, and from which a later run of the script goes on; or a
+    `Saving`, which says how often as well. None: under `everstep run` it is kept in the nodes' memory only.
     """
-    return Session(seed, log_file, library)
+    return Session(seed, log_file, library, saving_of(checkpoints))
 
 
 class Session:
     """`with session() as run`. One a process. Its methods are for the main thread."""
 
-    def __init__(self, seed: int = 0, log_file: str | Path | None = None, library: str | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, log_file: str | Path | None = None, library: str | None = None, saving: Saving | None = None
+    ) -> None:
         self.seed = seed
         self._log_file = Path(log_file) if log_file is not None else None
         self._objects: dict[str, Stateful] = {}
+        self._keeping = Keeping(saving or Saving(), self._objects)
         self._current: Step | None = None
         self._opened = False
         self._group: ProcessGroup | None = None
@@ -111,6 +124,7 @@ class Session:
             handle.remove()
         if self._hooks:
             self._reducer.close()
+        self._keeping.close()
         if self._group is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         self._engine.close()
@@ -145,7 +159,9 @@ class Session:
         while True:
             number = self._engine.ready()
             if number >= num_steps:
+                self._keeping.finish()
                 return
+            self._keeping.between()
             self._current = step = Step(self, number)
             yield step
             if not step.entered:
@@ -212,7 +228,23 @@ class Session:
         with self._log_file.open("a") as file:
             file.write(json.dumps({"step": step.index + 1, "time": time.time(), **numbers}) + "\n")
 
+    def save(self) -> None:
+        """Save the state after the step under way, or the next one, to `checkpoints`; training goes on meanwhile.
+
+        One member's word is enough. Raises ValueError for a session without `checkpoints`.
+        """
+        self._keeping.ask()
+
+    @property
+    def saves(self) -> Saves:
+        """How far saves to disk are: `requested`, `durable` (steps committed; -1: none), `failed` (why the last did)."""
+        return self._keeping.saves
+
     # The engine's view ----------------------------------------------------------------------------------
+
+    @property
+    def keeping(self) -> Keeping:
+        return self._keeping
 
     def drop_gradients(self) -> None:
         self._reducer.drop()
@@ -224,21 +256,6 @@ class Session:
 
     def fetch(self, communicator: Communicator, source: int) -> None:
         transfer.receive(communicator, self._objects, source)
-
-    def before_change(self) -> None:
-        """Nothing reads the state beside the main thread."""
-
-    def kept(self) -> tuple[Kept, ...]:
-        return ()
-
-    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
-        raise AssertionError("nothing is kept")
-
-    def fingerprint(self) -> int:
-        raise AssertionError("nothing is kept")
-
-    def interrupt(self) -> None:
-        raise AssertionError("nothing is kept")
 
     # Inside ---------------------------------------------------------------------------------------------
 
@@ -255,6 +272,7 @@ class Session:
             register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _about_to_step(mine(), optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _has_stepped(mine(), optimizer)),
         ]
+        self._keeping.open(self._engine)
         self._engine.open(self)
         if self._channel is None and self._group is None:
             self._formation(self._alone)
@@ -332,6 +350,7 @@ class Step:
         run._reducer.begin(1 / run.num_members)  # a mean, unless `share` weighs
         reseed(run.seed, self.index, run.role)
         run._engine.began()
+        run._keeping.began()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
@@ -391,6 +410,7 @@ class Step:
         self.reduce()
         self._stepped.append(optimizer)
         if len(self._stepped) < len(run._optimizers):
+            run._keeping.before_change()
             run._undo.keep_optimizer(optimizer)
             self._reduced = None  # the next one has gradients of its own
             return
@@ -404,7 +424,7 @@ class Step:
             self._is_committed(applied=True)
 
     def _vote(self, finite: bool) -> bool:
-        apply = self._run._engine.vote(finite)
+        apply = self._run._engine.vote(finite, self._run._keeping.wish())
         self._voted = True
         if not apply:
             self._is_committed(applied=False)
@@ -414,6 +434,7 @@ class Step:
         engine = self._run._engine
         engine.applied(self._streams) if applied else engine.skipped(self._streams)
         self.committed = True
+        self._run._keeping.committed()
         boot.committed(engine.committed)
 
     def _commit_without_step(self) -> None:

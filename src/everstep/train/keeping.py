@@ -1,0 +1,169 @@
+"""The session's side of saves: whether there are any, the connection to the vault, the end of a job, SIGTERM.
+
+Under `everstep run` every session keeps its state in the memory of nodes. With `checkpoints` it is on disk too: now and
+then, when somebody asks (`run.save()`, `everstep save`), when the job's steps are through, and before a stop by
+SIGTERM, at the one step at which all members stop.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+from everstep.core import identity
+from everstep.core.identity import Identity
+from everstep.core.saves import Saves, Tier
+from everstep.state import digest, flatten
+from everstep.state.client import News, Vault, VaultError
+from everstep.state.flatten import Stateful
+from everstep.train.engine import Engine
+from everstep.train.kept import Kept
+from everstep.train.saving import Saving
+from everstep.train.snapshots import Snapshots
+
+
+class SaveFailed(RuntimeError):
+    """The last save to disk did not work out: what is there is older than what was trained."""
+
+
+class Keeping:
+    """One a session, whether anything is kept or not. For the main thread, but for `interrupt`."""
+
+    def __init__(self, saving: Saving, objects: Mapping[str, Stateful]) -> None:
+        self._saving, self._objects = saving, objects
+        self._snapshots: Snapshots | None = None
+        self._began_s = 0.0
+        self._stopping = False
+
+    def open(self, engine: Engine) -> None:
+        """The state is complete: what is kept of it may be asked for from here on."""
+        self._engine = engine
+        mine = identity.mine()
+        make = _vault_of(mine, self._saving)
+        if make is None:
+            return
+        job = os.environ.get("TORCHELASTIC_RUN_ID") if mine is not None else None
+        job = job or f"alone-{secrets.token_hex(4)}"
+        self._snapshots = snapshots = Snapshots(self._saving, job, make, self._objects, engine.tell_saves)
+        threading.Thread(target=self._introduce, args=(snapshots,), name="everstep-vault", daemon=True).start()
+        if self._saving.where is not None and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._asked_to_stop)
+
+    def _introduce(self, snapshots: Snapshots) -> None:
+        """Not in the way of the first step: the vault may have to be started."""
+        try:
+            self._engine.tell_vault(snapshots.endpoint)
+        except VaultError as error:
+            print(f"everstep: nothing is kept in memory for now: {error}", file=sys.stderr)
+
+    def _asked_to_stop(self, signum: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    # Steps ----------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Somebody wants the next committed state on disk. Raises ValueError when nobody said where."""
+        if self._snapshots is None or self._saving.where is None:
+            raise ValueError("where to? Say it to the session: everstep.session(checkpoints=FOLDER)")
+        self._snapshots.ask(Tier.DISK)
+
+    def began(self) -> None:
+        self._began_s = time.monotonic()
+
+    def wish(self) -> Tier:
+        """For the vote on the step under way."""
+        if self._snapshots is None:
+            return Tier.NOTHING
+        return self._snapshots.wish(self._engine.role, self._engine.committed + 1)
+
+    def committed(self) -> None:
+        engine = self._engine
+        if self._snapshots is not None:
+            took_s = time.monotonic() - self._began_s
+            self._snapshots.committed(engine.keep, engine.committed, engine.commit_epoch, took_s)
+
+    def between(self) -> None:
+        """A step may begin: the script has done what it does between two of them, so the state lies still now."""
+        if self._snapshots is None:
+            return
+        self._seat(self._snapshots)
+        if self._stopping:
+            self._stop()
+        self._snapshots.take()
+
+    def _seat(self, snapshots: Snapshots) -> None:
+        engine = self._engine
+        snapshots.seat(engine.seats, engine.role, engine.shards)
+
+    def _stop(self) -> None:
+        """All members are here, behind the same step. The signal then does what it would have done without us."""
+        self._save_last("before the stop")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def finish(self) -> None:
+        """The job's steps are through. Raises SaveFailed when this process is the whole job and its state is not saved."""
+        if self._snapshots is None or self._saving.where is None:
+            return
+        self._seat(self._snapshots)
+        failed = self._save_last("at the end")
+        if failed and identity.mine() is None:
+            raise SaveFailed(failed)
+
+    def _save_last(self, when: str) -> str:
+        snapshots, engine = self._snapshots, self._engine
+        assert snapshots is not None
+        if snapshots.finish(engine.committed, engine.commit_epoch):
+            return ""
+        saves = snapshots.saves
+        known = f"the last durable step is {saves.durable}" if saves.durable >= 0 else "nothing was saved"
+        text = f"the save of step {engine.committed} {when} failed: {saves.failed}; {known}"
+        print(f"everstep: {text}", file=sys.stderr)
+        return text
+
+    @property
+    def saves(self) -> Saves:
+        return self._snapshots.saves if self._snapshots is not None else Saves()
+
+    # The engine's view ----------------------------------------------------------------------------------
+
+    def before_change(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.settle()
+
+    def kept(self) -> tuple[Kept, ...]:
+        return self._snapshots.kept() if self._snapshots is not None else ()
+
+    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
+        assert self._snapshots is not None, "nothing was offered"
+        self._seat(self._snapshots)
+        return self._snapshots.restore(step, places, epoch)
+
+    def fingerprint(self) -> int:
+        """Of this member's state: equal for replicas."""
+        return int.from_bytes(digest.digest(flatten.flatten(self._objects))[:7], "big")
+
+    def interrupt(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.interrupt()
+
+    def close(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.settle()
+            self._snapshots.close()
+
+
+def _vault_of(mine: Identity | None, saving: Saving) -> Callable[[Callable[[News], None]], Vault] | None:
+    """How to get to this node's vault; None where there is none, and nothing to keep."""
+    if mine is None:
+        return None if saving.where is None else lambda on_news: Vault.alone(on_news=on_news)
+    if not mine.vault:
+        return None
+    return lambda on_news: Vault(mine.vault, mine.secret, on_news)

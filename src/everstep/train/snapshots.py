@@ -1,0 +1,327 @@
+"""Saves of a session: when the state is due, its copy into the vault's memory beside training, and the way back.
+
+The first member decides by its own step times; the vote tells all, so everybody saves the same step. State lies still
+from the end of one step to the next optimizer step, so it is copied by a thread while the forward and backward pass
+runs; `settle` waits for the rest of it, and that wait is what a save costs. Everything after the copy (checksums,
+copies at peers, disk) is the vault's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from everstep.core.formation import Seat
+from everstep.core.saves import Saves, Tier
+from everstep.plan.interval import Tuner
+from everstep.plan.placement import Part, parts
+from everstep.state import capture, restore
+from everstep.state.client import News, NoRoom, NotKept, Persist, Slot, Vault, VaultError
+from everstep.state.disk import Checkpoints
+from everstep.state.flatten import Stateful
+from everstep.state.image import Damaged, Source
+from everstep.state.slots import State
+from everstep.train.kept import DISK, Kept
+from everstep.train.saving import Saving
+
+ON_DISK = 3  # of the newest complete steps are offered: the others are there for when these are damaged
+
+
+class _Copy:
+    """One state on its way into the vault's memory."""
+
+    def __init__(self, tier: Tier, step: int, work: Callable[[], None]) -> None:
+        self.tier, self.step = tier, step
+        self.began_s = time.monotonic()
+        self.error: Exception | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="everstep-snapshot", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - told by whoever waits
+            self.error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+
+
+class Snapshots:
+    """`objects`: what is protected. `tell`: hears of saves to disk, from any thread. For the main thread, but news."""
+
+    def __init__(
+        self,
+        saving: Saving,
+        job: str,
+        make_vault: Callable[[Callable[[News], None]], Vault],
+        objects: Mapping[str, Stateful],
+        tell: Callable[[Saves], None],
+    ) -> None:
+        self._saving, self._job, self._objects, self._tell = saving, job, objects, tell
+        where = saving.where
+        self._where = str(Path(where).absolute()) if where is not None and "://" not in str(where) else where
+        self._tuners = {Tier.MEMORY: Tuner(saving.overhead), Tier.DISK: Tuner(saving.overhead)}
+        self._wish = Tier.NOTHING
+        self._due: tuple[Tier, int, int] | None = None  # decided, and not begun: tier, step, epoch
+        self._copy: _Copy | None = None
+        self._plan: capture.Plan | None = None
+        self._part, self._shards, self._role = Part(writes=False), 1, 0
+        self._seats: tuple[Seat, ...] = ()
+        self._bad: set[tuple[int, int, int]] = set()  # step, shard, epoch of images which could not be restored
+        self._news = threading.Condition()  # guards what the vault's news change
+        self._saves = Saves()
+        self._writing: dict[int, float] = {}  # step whose write to disk is under way -> since when
+        self._ended: list[tuple[Tier, float]] = []  # for the tuners, which belong to the main thread
+        self._said: set[str] = set()
+        self._vault = make_vault(self.on_news)
+
+    # When -----------------------------------------------------------------------------------------------
+
+    def ask(self, tier: Tier) -> None:
+        """Somebody wants the state after the next commit to be saved."""
+        self._wish = max(self._wish, tier)
+
+    def wish(self, role: int, following: int) -> Tier:
+        """For the vote that makes `following` committed steps. Only the first member's clock says what is due."""
+        if role or self._wish is Tier.DISK:
+            return self._wish
+        if self._where is not None and self._is_due(Tier.DISK, self._saving.every, following):
+            return Tier.DISK
+        return Tier.MEMORY if self._is_due(Tier.MEMORY, self._saving.memory_every, following) else self._wish
+
+    def _is_due(self, tier: Tier, every: int | None, following: int) -> bool:
+        if every is not None:
+            return every > 0 and following % every == 0
+        return self._tuners[tier].due
+
+    def committed(self, tier: Tier, step: int, epoch: int, seconds: float) -> None:
+        """`step` steps are committed, the last in `seconds`; its state is to be saved that far, once it lies still."""
+        with self._news:
+            ended, self._ended = self._ended, []
+        for tuner in self._tuners.values():
+            tuner.stepped(seconds)
+        for which, took_s in ended:
+            self._tuners[which].ended(took_s)
+        if tier:
+            self._wish = Tier.NOTHING
+            self._due = tier, step, epoch
+            self._tuners[Tier.MEMORY].began()
+            if tier is Tier.DISK:
+                self._tuners[Tier.DISK].began()
+
+    # The copy -------------------------------------------------------------------------------------------
+
+    def seat(self, seats: tuple[Seat, ...], role: int, shards: int) -> None:
+        """The members of an epoch: it follows who writes what, and to whom it goes."""
+        self._seats, self._role, self._shards = seats, role, shards
+        self._part = parts([seat.node for seat in seats], shards, self._saving.copies)[role]
+
+    def take(self) -> None:
+        """Nothing changes the state until the next optimizer step: begin the copy that is due."""
+        if self._due is None:
+            return
+        (tier, step, epoch), self._due = self._due, None
+        if tier is Tier.DISK and self._where is None:
+            tier = Tier.MEMORY
+        if tier is Tier.DISK:
+            self._note(requested=step)
+        if not self._part.writes:
+            self._tuners[Tier.MEMORY].ended(0.0)
+            if tier is Tier.DISK:
+                self._tuners[Tier.DISK].ended(0.0)
+            return
+        try:
+            self._begin(tier, step, epoch)
+        except VaultError as error:
+            self._failed(tier, step, error)
+
+    def _begin(self, tier: Tier, step: int, epoch: int) -> None:
+        shard = self._role % self._shards
+        self._plan = plan = capture.plan(self._objects, shard=shard, num_shards=self._shards, last=self._plan)
+        slot = self._vault.slot(plan.num_bytes)
+        persist = self._persist() if tier is Tier.DISK and self._part.persists else None
+        peers = [seat.vault for seat in self._seats if seat.node in self._part.peers and seat.vault]
+        peers = list(dict.fromkeys(peers))
+        if persist is not None:
+            with self._news:
+                self._writing[step] = time.monotonic()
+        self._copy = _Copy(tier, step, lambda: self._copy_into(slot, plan, step, epoch, peers, persist))
+
+    def _copy_into(
+        self, slot: Slot, plan: capture.Plan, step: int, epoch: int, peers: Sequence[str], persist: Persist | None
+    ) -> None:
+        try:
+            copied = plan.copy(slot.view)
+        except BaseException:
+            self._vault.give_up(slot)
+            raise
+        if copied.non_finite is not None:
+            self._vault.give_up(slot)
+            raise NotFinite(f"{copied.non_finite} is not finite after step {step}: this state is not kept")
+        self._vault.seal(slot, plan.index(self._job, step, epoch, time.time()), peers, persist)
+
+    def _persist(self) -> Persist:
+        retention = {"newest": self._saving.keep, "every": self._saving.series}
+        return Persist(str(self._where), {"retention": retention})
+
+    def settle(self) -> None:
+        """The state is about to change: wait for the copy under way, drop one not begun."""
+        self._due = None
+        copy, self._copy = self._copy, None
+        if copy is None:
+            return
+        copy.wait()
+        if copy.error is None:
+            with self._news:
+                self._ended.append((Tier.MEMORY, time.monotonic() - copy.began_s))
+                if copy.tier is Tier.DISK and not self._part.persists:
+                    self._ended.append((Tier.DISK, time.monotonic() - copy.began_s))
+        elif isinstance(copy.error, (VaultError, NotFinite)):
+            self._failed(copy.tier, copy.step, copy.error)
+        else:
+            raise copy.error
+
+    def _failed(self, tier: Tier, step: int, error: Exception) -> None:
+        """Training goes on; what should have been durable and is not is told."""
+        with self._news:
+            self._writing.pop(step, None)
+            self._ended += [(Tier.MEMORY, 0.0), (Tier.DISK, 0.0)]
+        if tier is Tier.DISK:
+            self._note(failed=f"step {step}: {error}")
+        self._say(f"step {step} is not kept in memory: {error}" if tier is Tier.MEMORY else f"save failed: {error}")
+
+    # News -----------------------------------------------------------------------------------------------
+
+    def on_news(self, news: News) -> None:
+        """Of the vault, in a thread of its client."""
+        if news.what == State.PERSISTENT:
+            self._written(news.step)
+        elif news.target and news.target == self._where:
+            with self._news:
+                self._writing.pop(news.step, None)
+            self._note(failed=f"step {news.step}: {news.why}")
+            self._say(f"save of step {news.step} to {news.target} failed: {news.why}")
+        elif news.why:
+            self._say(f"step {news.step}: {news.what}: {news.why}")
+
+    def _written(self, step: int) -> None:
+        with self._news:
+            began_s = self._writing.pop(step, None)
+            if began_s is not None:
+                self._ended.append((Tier.DISK, time.monotonic() - began_s))
+        self._note(durable=step)
+
+    def _note(self, requested: int = -1, durable: int = -1, failed: str = "") -> None:
+        with self._news:
+            old = self._saves
+            self._saves = saves = Saves(
+                max(old.requested, requested),
+                max(old.durable, durable),
+                failed or ("" if durable >= old.requested or requested > old.requested else old.failed),
+            )
+            self._news.notify_all()
+        self._tell(saves)
+
+    @property
+    def saves(self) -> Saves:
+        with self._news:
+            return self._saves
+
+    def finish(self, step: int, epoch: int) -> bool:
+        """Save this state to disk, unless it was, and wait until it is there; False when it is not."""
+        if self._where is not None and self.saves.requested < step:
+            self._due = Tier.DISK, step, epoch
+            self.take()
+        return self.until_durable()
+
+    def until_durable(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was requested is on disk or has failed; whether it is on disk."""
+        self.settle()
+        with self._news:
+            self._news.wait_for(lambda: not self._writing, timeout_s)
+            return not self._saves.failed and not self._writing
+
+    def _say(self, text: str) -> None:
+        """Once each: a full disk would be told with every save."""
+        if text not in self._said:
+            self._said.add(text)
+            print(f"everstep: {text}", file=sys.stderr)
+
+    # The way back ---------------------------------------------------------------------------------------
+
+    def kept(self) -> tuple[Kept, ...]:
+        """What this node can give back, and what is complete on disk."""
+        found: list[Kept] = []
+        try:
+            images = [each for each in self._vault.kept() if each.state is not State.BROKEN]
+            found += [Kept(each.step, each.shard, each.num_shards, each.epoch) for each in images]
+        except VaultError as error:
+            self._say(str(error))
+        found += self._on_disk()
+        return tuple(each for each in found if (each.step, each.shard, each.epoch) not in self._bad)
+
+    def _on_disk(self) -> list[Kept]:
+        if self._where is None:
+            return []
+        try:
+            scan = Checkpoints(self._where).scan()
+        except OSError as error:
+            self._say(f"{self._where} cannot be read: {error}")
+            return []
+        for folder, why in scan.damaged:
+            self._say(f"checkpoint {folder} is left out: {why}")
+        steps = [step.manifest for step in scan.complete[:ON_DISK]]
+        return [Kept(m.step, DISK, m.num_shards, m.epoch if m.job == self._job else 0) for m in steps]
+
+    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
+        """Put the kept state into the objects. False, and it is left out from now on, when some of it is damaged."""
+        mine = self._role % self._shards
+        same = len(places) == self._shards
+        try:
+            with ExitStack() as stack:
+                sources = self._from_disk(stack, step) if DISK in places else self._from_memory(stack, step, places)
+                sources = [source for source in sources if not same or source.index.shard == mine]
+                self._plan = None
+                restore.load(self._objects, sources)
+        except (Damaged, NotKept, NoRoom, VaultError, OSError) as error:
+            self._say(f"the kept state of step {step} cannot be used: {error}")
+            shards = [DISK] if DISK in places else range(len(places))
+            self._bad |= {(step, shard, epoch) for shard in shards}
+            return False
+        return True
+
+    def _from_disk(self, stack: ExitStack, step: int) -> list[Source]:
+        assert self._where is not None
+        return list(stack.enter_context(Checkpoints(self._where).reading(step)))
+
+    def _from_memory(self, stack: ExitStack, step: int, places: Sequence[int]) -> list[Source]:
+        sources: list[Source] = []
+        for shard, role in enumerate(places):
+            if len(places) == self._shards and shard != self._role % self._shards:
+                continue
+            if self._seats[role].node != self._seats[self._role].node:
+                self._vault.pull(self._seats[role].vault, step, shard, len(places))
+            sources.append(stack.enter_context(self._vault.open(step, shard, len(places))))
+        return sources
+
+    @property
+    def endpoint(self) -> str:
+        """Where the node's vault serves what it keeps to other nodes. Raises VaultError."""
+        return self._vault.endpoint
+
+    def interrupt(self) -> None:
+        """From any thread: what waits for the vault raises; it is asked anew next time."""
+        self._vault.close()
+
+    def close(self) -> None:
+        self._vault.close()
+
+
+class NotFinite(Exception):
+    """State with a NaN or an infinity is never kept: it would push out the good one."""
