@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -119,10 +119,17 @@ class Vault:
         self._own: _Own | None = None
 
     @classmethod
-    def alone(cls, budget_bytes: int = 0, on_news: Callable[[News], None] = lambda news: None) -> Vault:
-        """A vault of this process's own, which ends with it."""
-        own = _Own(Options("alone", secrets.token_bytes(32), 0, "127.0.0.1", os.getpid(), budget_bytes))
-        vault = cls(own.address, own.options.secret, on_news)
+    def alone(
+        cls,
+        budget_bytes: int = 0,
+        on_news: Callable[[News], None] = lambda news: None,
+        secret: bytes = b"",
+        **options: Any,
+    ) -> Vault:
+        """A vault of this process's own, which ends with it. `secret`: of the vaults it may exchange images with."""
+        secret = secret or secrets.token_bytes(32)
+        own = _Own(Options("alone", secret, 0, "127.0.0.1", os.getpid(), budget_bytes, **options))
+        vault = cls(own.address, secret, on_news)
         vault._own = own
         return vault
 

@@ -193,25 +193,31 @@ class Keeper:
     # Integrity ------------------------------------------------------------------------------------------
 
     def summed(self, image: int, cancelled: threading.Event | None = None) -> Index:
-        """Its index, with the sums, computed once. The image must be held by somebody. Raises Cancelled."""
-        with self._summing[image]:
-            index = self._indexes[image]
+        """Its index, with the sums, computed once. Raises Cancelled, also when the image goes meanwhile: one that
+        nobody holds."""
+        with self._changed:
+            summing = self._summing.get(image)
+        if summing is None:
+            raise Cancelled
+        with summing:
+            index, view = self._data(image)
             if not index.sums:
-                index = memory.with_sums(index, self._sum(image, index, cancelled))
+                index = memory.with_sums(index, _until(cancelled, memory.sums_of(index, view)))
                 with self._changed:
+                    self._data(image)  # still: else they are sums of another's bytes
                     self._indexes[image] = index
         return index
 
-    def _sum(self, image: int, index: Index, cancelled: threading.Event | None = None) -> Iterator[int]:
-        for found in memory.sums_of(index, self._view(image)):
-            yield found
-            if cancelled is not None and cancelled.is_set():
+    def _data(self, image: int) -> tuple[Index, memoryview]:
+        with self._changed:
+            if image not in self._indexes:
                 raise Cancelled
+            return self._indexes[image], self._regions[self._slots.images[image].memory].view
 
     def verify(self, shard: Shard, step: int) -> tuple[int, ...]:
         """The sums of an image, computed again. Raises Damaged: it is not used any more; NotKept."""
-        with self.reading(shard, step) as (image, index, _):
-            for chunk, found in enumerate(self._sum(image, index)):
+        with self.reading(shard, step) as (image, index, view):
+            for chunk, found in enumerate(memory.sums_of(index, view)):
                 if found != index.sums[chunk]:
                     why = f"chunk {chunk} of step {step}, shard {shard.number}, changed in the vault's memory"
                     self.spoil(image, why)
@@ -221,10 +227,6 @@ class Keeper:
     def spoil(self, image: int, why: str) -> None:
         with self._changed:
             self._feed(slots.Spoiled(image, why))
-
-    def _view(self, image: int) -> memoryview:
-        with self._changed:
-            return self._regions[self._slots.images[image].memory].view
 
     # The machine ----------------------------------------------------------------------------------------
 
@@ -265,7 +267,9 @@ class Keeper:
 
     def _work(self, task: slots.Task, cancelled: threading.Event) -> None:
         index = self.summed(task.image, cancelled)
-        view = self._view(task.image)[: index.num_bytes]
+        if task.work is Work.SUM:
+            return
+        view = self._data(task.image)[1][: index.num_bytes]
         match task.work:
             case Work.SEND:
                 try:
@@ -312,3 +316,10 @@ class Keeper:
 
     def _to_write(self) -> int:
         return sum(task.work is Work.WRITE for task in self._slots.tasks.values())
+
+
+def _until(cancelled: threading.Event | None, sums: Iterator[int]) -> Iterator[int]:
+    for found in sums:
+        yield found
+        if cancelled is not None and cancelled.is_set():
+            raise Cancelled

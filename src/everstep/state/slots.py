@@ -379,7 +379,9 @@ def _(event: ReadEnded, slots: Slots, _said: list[Command], _now_s: float) -> Sl
 
 @_handle.register
 def _(event: Done, slots: Slots, said: list[Command], _now_s: float) -> Slots:
-    task = slots.tasks[event.task]
+    task = slots.tasks.get(event.task)
+    if task is None:  # sums that were given up
+        return slots
     image = slots.images[task.image]
     slots = _without_task(slots, task)
     match task.work:
@@ -398,7 +400,9 @@ def _(event: Done, slots: Slots, said: list[Command], _now_s: float) -> Slots:
 
 @_handle.register
 def _(event: Failed, slots: Slots, said: list[Command], now_s: float) -> Slots:
-    task = slots.tasks[event.task]
+    task = slots.tasks.get(event.task)
+    if task is None:
+        return slots
     image = slots.images[task.image]
     assert image.shard is not None
     if image.broken or _owed_by_newer(slots, task, image):
@@ -484,10 +488,10 @@ def _image_in(slots: Slots, memory: int) -> Image | None:
 
 
 def _busy(slots: Slots, image: Image) -> bool:
-    """Being written or read; or still to be sent or written: a newer one that owes the same would have taken that."""
+    """Being written or read; or to be sent or written. Sums of what is not needed are given up, however far they are."""
     if image.shard is None or image.readers:
         return True
-    return any(t.image == image.number and (t.running or t.work is not Work.SUM) for t in slots.tasks.values())
+    return any(task.image == image.number and task.work is not Work.SUM for task in slots.tasks.values())
 
 
 def _free(slots: Slots, memory: Memory) -> bool:
@@ -531,6 +535,7 @@ def _vacate(slots: Slots, memory: int, said: list[Command]) -> Slots:
     if image is None:
         return slots
     for task in [task for task in slots.tasks.values() if task.image == image.number]:
+        said += [Cancel(task.number)] if task.running else []
         slots = _without_task(slots, task)
     said.append(Forget(image.number))
     return _without_image(slots, image.number)
