@@ -1,7 +1,8 @@
 """Entry point of `everstep`: finds the command, runs it, and turns a user's error into one line and an exit code.
 
-A command is a function named in `COMMANDS` by its import path; cyclopts reads its signature and imports it only when
-it is called. `run` has a parser of its own (its options end at the script) and does not even load cyclopts.
+A command is a function, or an app of several, named in `COMMANDS` by its import path; cyclopts reads its signature and
+imports it only when it is called. `run` has a parser of its own (its options end at the script) and does not even load
+cyclopts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Name -> (import path of its function, one line of help). A function returns its exit code, or None for 0.
 COMMANDS = {
+    "ckpt": ("everstep.cli.ckpt:app", "List, check, compare, export and prune checkpoints."),
     "drain": ("everstep.cli.drain:drain", "Take a node or a worker out of a running job; the others go on."),
     "ledger": ("everstep.cli.ledger:ledger", "Show which samples the committed steps of a job consumed."),
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),

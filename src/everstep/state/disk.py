@@ -22,6 +22,7 @@ from everstep.state.image import Damaged, Index, chunk_span
 from everstep.state.layout import COMPLETE, INDEX_NAME, LATEST, MANIFEST, METADATA, Key, Manifest
 from everstep.state.retention import READING, WRITING, Pruned, Retention, prune, sweep
 from everstep.state.store import NoRoom, Reader, Store, open_store
+from everstep.state.verify import Fault, Progress, verify
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -203,6 +204,24 @@ class Checkpoints:
         complete.sort(key=lambda step: step.order, reverse=True)
         return Scan(tuple(complete), tuple(sorted(damaged)), tuple(sorted(unfinished)))
 
+    def verify(self, step: int, progress: Progress = lambda num_bytes: None) -> list[Fault]:
+        """Read everything of a step; what is wrong with it."""
+        try:
+            return verify(self.store, self.step(step).folder, progress)
+        except (Damaged, FileNotFoundError):
+            return verify(self.store, layout.folder_of(step), progress)
+
+    def newest(self, report: Callable[[str, list[Fault]], None] = lambda folder, faults: None) -> Step | None:
+        """The newest step which is whole, by reading it; `report` is told of each newer folder which is not."""
+        scan = self.scan()
+        steps = {step.folder: step for step in scan.complete} | dict.fromkeys(folder for folder, _ in scan.damaged)
+        for folder in sorted(steps, key=lambda folder: layout.step_of(folder) or 0, reverse=True):
+            faults = verify(self.store, folder)
+            if not faults:
+                return steps[folder]
+            report(folder, faults)
+        return None
+
     def found(self) -> list[int]:
         """The complete steps, newest first."""
         return list(dict.fromkeys(step.manifest.step for step in self.scan().complete))
@@ -236,7 +255,11 @@ class Checkpoints:
     @contextmanager
     def reading(self, step: int) -> Iterator[list[FileSource]]:
         """As `sources`, under a lease: nobody prunes the step meanwhile. Without one where we may not write."""
-        found = self.step(step)
+        with self.reading_of(self.step(step)) as sources:
+            yield sources
+
+    @contextmanager
+    def reading_of(self, found: Step) -> Iterator[list[FileSource]]:
         try:
             lease = Claim(self.store, f"{READING}.{found.folder}")
         except OSError:  # a read-only place: who may delete there cannot be told, and each chunk is checked anyway

@@ -19,11 +19,13 @@ class RemoteFailed(OSError):
 
 
 class RemoteStore:
-    """See store.Store."""
+    """See store.Store. Raises ValueError for a URL which fsspec does not know, or has no library for."""
 
     def __init__(self, url: str) -> None:
-        with _asking(url):
+        try:
             self.fs, self.root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise ValueError(f"{url}: {error}") from error
         self.root = self.root.rstrip("/")
         self.name = url
 

@@ -30,7 +30,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.newest < 1 or self.every < 0:
-            raise ValueError(f"retention keeps at least the newest, and every n-th step: got {self}")
+            raise ValueError(f"at least the newest checkpoint is kept, and every n-th: not {self.newest} and {self.every}")
 
     def keeps(self, steps: Collection[int]) -> set[int]:
         ordered = sorted(steps, reverse=True)
