@@ -1,7 +1,7 @@
 """Everstep keeps a PyTorch training job running through failures. Start with `everstep run --help`.
 
-In a script: `everstep.session()`, which gives a `Session`, and `everstep.Batches`; or `everstep.restartable`, for a
-function that owns its loop. They need torch and are imported when first asked for: the command line, the controller
+In a script: `everstep.session()`, which gives a `Session`, `everstep.Batches` and `everstep.Saving`; or
+`everstep.restartable`, for a function that owns its loop. They need torch and are imported when first asked for: the command line, the controller
 and the agents do without it.
 """
 
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from everstep.data.batches import Batches
     from everstep.train.restartable import restartable
+    from everstep.train.saving import Saving
     from everstep.train.session import Session, session
 
-__all__ = ["Batches", "Session", "restartable", "session"]
+__all__ = ["Batches", "Saving", "Session", "restartable", "session"]
 
 _HOMES = {
     "Batches": "everstep.data.batches",
+    "Saving": "everstep.train.saving",
     "Session": "everstep.train.session",
     "restartable": "everstep.train.restartable",
     "session": "everstep.train.session",

@@ -17,6 +17,7 @@ class Identity(msgspec.Struct, frozen=True):
     address: str  # where workers of other nodes reach this one
     secret: bytes
     channel: int
+    vault: str = ""  # name of its node's vault's socket, in hex; empty: there is none
 
 
 _mine: Identity | None = None

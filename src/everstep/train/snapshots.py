@@ -167,8 +167,7 @@ class Snapshots:
         self._vault.seal(slot, plan.index(self._job, step, epoch, time.time()), peers, persist)
 
     def _persist(self) -> Persist:
-        retention = {"newest": self._saving.keep, "every": self._saving.series}
-        return Persist(str(self._where), {"retention": retention})
+        return Persist(str(self._where), {"newest": self._saving.keep, "every": self._saving.series})
 
     def settle(self) -> None:
         """The state is about to change: wait for the copy under way, drop one not begun."""
@@ -294,6 +293,8 @@ class Snapshots:
             shards = [DISK] if DISK in places else range(len(places))
             self._bad |= {(step, shard, epoch) for shard in shards}
             return False
+        if DISK in places:
+            self._note(requested=step, durable=step)
         return True
 
     def _from_disk(self, stack: ExitStack, step: int) -> list[Source]:
