@@ -20,6 +20,8 @@ STARTS_PER_S = 20  # of tasks, however many fail at once
 SLACK_BYTES = 32 << 20  # or a quarter: memory larger than needed by more is not used for a smaller image
 STALE_STEPS = 2  # as many newer steps kept here make an image of a shard that nobody saves here any more stale
 
+SKIPPED = "skipped"  # a newer image is to be written in its place
+
 T = TypeVar("T")
 
 
@@ -222,7 +224,7 @@ class Forget(NamedTuple):
 
 
 class News(msgspec.Struct, frozen=True, tag="news"):
-    """What became of an image: `what` is a State, or what failed (`why`), or "skipped"."""
+    """What became of an image: `what` is a State, or what failed (`why`), or SKIPPED."""
 
     what: str
     shard: Shard
@@ -337,7 +339,7 @@ def _skip_old(slots: Slots, image: Image, owed: list[tuple[Work, str]], said: li
         slots = _without_task(slots, task)
         if task.work is Work.WRITE and old.shard is not None:
             why = old.broken or f"step {image.step} is to be written instead"
-            said.append(News("skipped", old.shard, old.step, why, task.target))
+            said.append(News(SKIPPED, old.shard, old.step, why, task.target))
     return slots
 
 

@@ -24,7 +24,7 @@ from everstep.state.client import News, NoRoom, NotKept, Persist, Slot, Vault, V
 from everstep.state.disk import Checkpoints
 from everstep.state.flatten import Stateful
 from everstep.state.image import Damaged, Source
-from everstep.state.slots import State
+from everstep.state.slots import SKIPPED, State
 from everstep.train.kept import DISK, Kept
 from everstep.train.saving import Saving
 
@@ -102,6 +102,7 @@ class Snapshots:
 
     def committed(self, tier: Tier, step: int, epoch: int, seconds: float) -> None:
         """`step` steps are committed, the last in `seconds`; its state is to be saved that far, once it lies still."""
+        self.settle()  # after a step without an update nobody had to wait for the copy
         with self._news:
             ended, self._ended = self._ended, []
         for tuner in self._tuners.values():
@@ -201,20 +202,25 @@ class Snapshots:
         """Of the vault, in a thread of its client."""
         if news.what == State.PERSISTENT:
             self._written(news.step)
+        elif news.what == SKIPPED:  # the newer one is on its way
+            self._writes_no_more(news.step)
         elif news.target and news.target == self._where:
-            with self._news:
-                self._writing.pop(news.step, None)
+            self._writes_no_more(news.step)
             self._note(failed=f"step {news.step}: {news.why}")
             self._say(f"save of step {news.step} to {news.target} failed: {news.why}")
         elif news.why:
             self._say(f"step {news.step}: {news.what}: {news.why}")
 
     def _written(self, step: int) -> None:
+        self._writes_no_more(step)
+        self._note(durable=step)
+
+    def _writes_no_more(self, step: int) -> None:
         with self._news:
             began_s = self._writing.pop(step, None)
             if began_s is not None:
                 self._ended.append((Tier.DISK, time.monotonic() - began_s))
-        self._note(durable=step)
+            self._news.notify_all()
 
     def _note(self, requested: int = -1, durable: int = -1, failed: str = "") -> None:
         with self._news:
