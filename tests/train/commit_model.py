@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
-from everstep.core.formation import Formation, Seat
+from msgspec.structs import replace
+
+from everstep.core.formation import Formation, Rollback, Seat
 from everstep.train import protocol as p
 from everstep.train.commit import FINAL, Member, Phase
 from everstep.train.resolve import Stand
 
 from .commit_peer import Entry, Message, Peer, carry_out, claim, index_of, name, reach
+from .commit_vaults import Keep, Saved, check_nothing_kept, check_restore, wish
 
 
 class Scenario(NamedTuple):
@@ -35,6 +38,11 @@ class Scenario(NamedTuple):
     eager: bool = True  # what a worker does alone, without effect on others until a round completes, happens at once
     started: bool = True
     stray_floor: bool = False  # the controller may know less than what was committed
+    to_memory: tuple[int, ...] = ()  # steps which are kept in the vaults of nodes
+    to_disk: tuple[int, ...] = ()
+    node_deaths: bool = False  # a death may take the node's vault along
+    damages: int = 0  # kept states that cannot be restored
+    deaf: bool = False  # the controller never hears of a rollback
     shards: int = 1  # then a dead one's role waits for a spare, and there are no plans
 
 
@@ -48,6 +56,10 @@ class World(NamedTuple):
     fences: int = 0
     blips: int = 0
     plans: int = 0
+    damages: int = 0
+    keep: Keep = Keep(())
+    rollbacks: tuple[Rollback, ...] = ()
+    most: int = 0  # steps that were ever committed
 
 
 class Table:
@@ -68,13 +80,14 @@ class Model:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.size = scenario.members + scenario.standbys
-        self.peers, self.messages, self.formations = Table(), Table(), Table()
+        self.peers, self.messages, self.formations, self.histories = Table(), Table(), Table(), Table()
         self.memo: dict[tuple[Any, ...], tuple[int, tuple[int, ...], Entry | None]] = {}
 
     def initial(self) -> World:
         s = self.scenario
         peers = tuple(self.peers(self._fresh(i)) for i in range(self.size))
         world = World(peers, frozenset(), (), (), deaths=s.deaths, fences=s.fences, blips=s.blips)
+        world = world._replace(damages=s.damages, keep=Keep(((),) * s.members))
         world = self.issue(world, tuple(range(s.members)), abort=False)
         while s.started and any(
             self.peers.items[world.peers[i]].member.phase not in (Phase.READY, Phase.COMPUTING)
@@ -90,8 +103,10 @@ class Model:
 
     def issue(self, world: World, seats: tuple[int, ...], abort: bool, **changes: Any) -> World:
         floor = 0 if self.scenario.stray_floor else max(len(world.commits) - 1, 0)
+        known = () if self.scenario.deaf else world.rollbacks
+        floor = world.most if self.scenario.deaf else floor
         seated = tuple(Seat(name(i), f"n{i}", f"n{i}", f"n{i}:1") for i in seats)
-        formation = Formation(len(world.formations) + 1, seated, abort, floor)
+        formation = Formation(len(world.formations) + 1, seated, abort, floor, rollbacks=known)
         return world._replace(formations=(*world.formations, self.formations((formation, seats))), **changes)
 
     # One worker ------------------------------------------------------------------------------------------
@@ -112,12 +127,18 @@ class Model:
         number, sends, committed = self.feed(world.peers[index], key, event)
         peers = list(world.peers)
         peers[index] = number
-        world = world._replace(peers=tuple(peers), sent=world.sent.union(sends))
-        if committed:
-            world = world._replace(commits=self._committed(world, index, committed))
+        world = world._replace(peers=tuple(peers))
         peer = self.peers.items[number]
+        if committed and committed[0] == "back":
+            world = self._rolled_back(world, peer, committed[1], committed[2])
+        elif committed:
+            world = world._replace(commits=self._committed(world, index, committed))
+            world = self._save(world, index)._replace(most=max(world.most, len(world.commits) - 1))
+        world = world._replace(sent=world.sent.union(self._with_kept(world, index, each) for each in sends))
         if peer.member.phase is Phase.LOST:
-            self._check_loss(world, peer.member)
+            self._check_loss(world, peer.member, event)
+        if peer.member.phase is Phase.RESTORING and isinstance(event, p.Stood):
+            check_restore(peer.member, event.stands, world.commits)
         if self.scenario.eager:
             for step in self._alone(world, index):
                 return self.become(world, index, *step)
@@ -146,8 +167,38 @@ class Model:
         claim(all(reach(peer) > place for peer in others), "committed before all could", entry, others)
         return (*world.commits, entry)
 
-    def _check_loss(self, world: World, member: Member) -> None:
+    def _rolled_back(self, world: World, peer: Peer, step: int, epoch: int) -> World:
+        """All went back, as the first one that knows it tells."""
+        if world.rollbacks and world.rollbacks[-1].epoch == epoch:
+            claim(world.rollbacks[-1].step == step, "restored different steps", world.rollbacks, step)
+            return world
+        forgotten = self.scenario.deaf and len(world.rollbacks) > 0  # by whoever knew of an earlier one
+        claim(forgotten or peer.history == world.commits[: step + 1], "restored what is no more", peer, world.commits)
+        return world._replace(commits=peer.history, rollbacks=(*world.rollbacks, Rollback(epoch, step)))
+
+    def _save(self, world: World, index: int) -> World:
+        peer: Peer = self.peers.items[world.peers[index]]
+        member = peer.member
+        if not member.keep or member.stand.committed < 1 or index in world.fenced:
+            return world
+        role = member.formation.role_of(member.worker) or 0
+        image = Saved(member.stand.committed, member.stand.commit_epoch, role % member.shards, peer.history)
+        return world._replace(keep=world.keep.saved(self.node(index), image, member.keep))
+
+    def node(self, index: int) -> int:
+        return index % self.scenario.members
+
+    def _with_kept(self, world: World, index: int, number: int) -> int:
+        message: Message = self.messages.items[number]
+        if message.kind != "stand" or not (self.scenario.to_memory or self.scenario.to_disk):
+            return number
+        kept = world.keep.seen_from(self.node(index), self.scenario.shards)
+        return self.messages(message._replace(payload=replace(message.payload, kept=kept)))
+
+    def _check_loss(self, world: World, member: Member, event: p.Event) -> None:
         """Rightly called lost: nobody who has a seat holds what is known to be committed, or can get there."""
+        assert isinstance(event, p.Stood)
+        check_nothing_kept(member, event.stands, world.rollbacks)
         floor = member.formation.floor
         seated = [self.peers.items[world.peers[index_of(seat.worker)]] for seat in member.formation.seats]
         held = {role % member.shards for role, peer in enumerate(seated) if peer.member.stand.committed >= 0}
@@ -194,12 +245,30 @@ class Model:
                 message = self.messages.items[number]
                 if message.kind == "state" and message.epoch == member.epoch and role in message.payload[0]:
                     yield living[message.sender], ("fetched", number), p.Fetched(member.epoch)
+        elif member.phase is Phase.RESTORING:
+            yield from self._restores(world, index)
         elif kind:
-            step = -1 if kind == "stand" else member.stand.committed
+            step = -1 - member.round if kind == "stand" else member.stand.committed
             messages = self.round(world, kind, member.epoch, step, member.formation)
             if len(messages) == len(living):
                 for event in self._completions(member, messages):
                     yield all(living.values()), (kind, event), event
+
+    def _restores(self, world: World, index: int) -> Iterator[tuple[bool, tuple[Any, ...], p.Event]]:
+        """What is still there is read; it may be damaged. Of other shards that are saved a member needs nothing."""
+        peer: Peer = self.peers.items[world.peers[index]]
+        member, wanted = peer.member, peer.restoring
+        shard = member.formation.role_of(member.worker) % member.shards
+        place = wanted.places[shard]
+        node = place if place < 0 else self.node(index_of(member.formation.seats[place].worker))
+        history = world.keep.read(node, wanted.goal, shard)
+        if history is not None:
+            number = self.histories(history)
+            yield True, ("restored", number), p.Restored(member.epoch, True, number)
+        else:
+            yield True, ("gone",), p.Restored(member.epoch, False)
+        if history is not None and world.damages:
+            yield False, ("damaged",), p.Restored(member.epoch, False)
 
     def _completions(self, member: Member, messages: list[Message]) -> Iterator[p.Event]:
         payloads = tuple(message.payload for message in messages)
@@ -210,9 +279,9 @@ class Model:
         else:
             claim(len(set(payloads)) == 1, "gradients of different parameters are summed", payloads)
             if self.scenario.nonfinite != "always":
-                yield p.Reduced(member.epoch, finite=True)
+                yield p.Reduced(member.epoch, True, wish(self.scenario, member))
             if self.scenario.nonfinite != "never":
-                yield p.Reduced(member.epoch, finite=False)
+                yield p.Reduced(member.epoch, False, wish(self.scenario, member))
 
     def actions(self, world: World) -> Iterator[tuple[str, bool, World]]:
         """Everything that can happen: what, whether it is bound to happen if nothing else does, the world after it."""
@@ -242,6 +311,10 @@ class Model:
             peer = peer._replace(grads=(member.stand.committed, member.epoch, workers, False))
         elif isinstance(event, p.Fetched):
             peer = peer._replace(history=self.messages.items[key[1]].payload[1])
+        elif key[0] == "restored":
+            peer = peer._replace(history=self.histories.items[key[1]])
+        elif key[0] == "damaged":
+            return world._replace(damages=world.damages - 1)
         else:
             return world
         peers = list(world.peers)
@@ -289,6 +362,9 @@ class Model:
                 peers[index] = self.peers(Peer(Member(peer.member.worker), None, alive=False))
                 dead = world._replace(peers=tuple(peers), deaths=world.deaths - 1)
                 yield f"{index} dies", False, self._tidy(dead)
+                if self.scenario.node_deaths:
+                    gone = dead._replace(keep=dead.keep.without(self.node(index)))
+                    yield f"{index} dies with its node", False, self._tidy(gone)
 
     def _controller(self, world: World) -> Iterator[tuple[str, bool, World]]:
         _, seats = self.formations.items[world.formations[-1]]
@@ -352,6 +428,8 @@ class Model:
                 continue
             history = peer.history or ()
             claim(len(history) == stand.committed + 1, "a stand that is not what the worker has", peer)
+            valid = not world.rollbacks or history == world.commits[: len(history)]
+            claim(valid, "state of a job that was rolled back", peer, world.commits)
             short, long = sorted((history, longest), key=len)
             if not (self.scenario.returns and peer.member.epoch < max(self._epochs(world))):
                 claim(long[: len(short)] == short, "two histories", history, longest)

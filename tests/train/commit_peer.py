@@ -32,12 +32,13 @@ class Peer(NamedTuple):
     grads: Entry | None = None
     opening: int = 0  # epoch whose links are being opened
     alive: bool = True
+    restoring: p.Restore | None = None
 
 
 class Message(NamedTuple):
     kind: str  # "grad", "vote", "stand", "state"
     epoch: int
-    step: int  # -1 for those which are once in an epoch
+    step: int  # below 0 for those which do not belong to a step: -1 for the first of an epoch
     sender: str
     payload: Any
 
@@ -70,6 +71,9 @@ def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | 
         claim(peer.grads is not None and member.stand.skipped, "a commit out of nothing", old, event)
         committed = (*peer.grads[:3], True)
         peer = peer._replace(history=(*peer.history, committed))
+    elif member.stand.committed > old.stand.committed and isinstance(event, p.Stood) and old.round:
+        claim(peer.history is not None, "restored nothing", old)
+        committed = ("back", member.stand.committed, member.epoch)
     elif member.stand.committed > old.stand.committed:
         claim(peer.history is not None, "a torn initial state founds the job", old)
         committed = peer.history[0]
@@ -90,8 +94,8 @@ def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends:
         case p.Switch(formation=formation):
             claim(formation.epoch > old.epoch, "switch to an old epoch", old)
             claim(member.prepared == formation.epoch, "switch to links that are not open", old)
-        case p.PublishStand(epoch=epoch, stand=stand):
-            sends.append(Message("stand", epoch, -1, member.worker, stand))
+        case p.PublishStand(epoch=epoch, stand=stand, round=round_):
+            sends.append(Message("stand", epoch, -1 - round_, member.worker, stand))
         case p.CastVote(epoch=epoch, vote=vote):
             sends.append(Message("vote", epoch, member.stand.committed, member.worker, vote))
         case p.Apply(step=step):
@@ -101,6 +105,9 @@ def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends:
         case p.Fetch(source=source):
             claim(_shard(member) == source % member.shards, "the state of another shard is copied", member, source)
             return peer._replace(history=None, grads=None)
+        case p.Restore():
+            claim(len(command.places) == member.shards, "restored in another number of shards", command)
+            return peer._replace(history=None, grads=None, restoring=command)
         case p.Serve(epoch=epoch, roles=roles):
             theirs = {role % member.shards for role in roles}
             claim(theirs == {_shard(member)}, "another shard is served", member, roles)

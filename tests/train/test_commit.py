@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from everstep.core.formation import Formation, Seat
-from everstep.train import commit, resolve
+from everstep.core.formation import Formation, Rollback, Seat
+from everstep.core.saves import Tier
+from everstep.train import commit, kept, resolve
 from everstep.train import protocol as p
 from everstep.train.commit import Member, Phase
-from everstep.train.resolve import Move, Resolved, Stand
+from everstep.train.kept import Image, Kept
+from everstep.train.resolve import Known, Move, Resolved, Stand
 
 from .commit_model import Model, Scenario, World
 from .commit_peer import Message, Violation
@@ -40,6 +42,14 @@ WORLDS = {
     "controller behind": Scenario(2, 1, steps=2, deaths=2, stray_floor=True),
     "two shards, one of them twice": Scenario(3, 1, steps=2, deaths=1, shards=2),
     "the same, two deaths, from the start": Scenario(3, 1, steps=1, deaths=2, shards=2, started=False),
+    "kept by a node, all die": Scenario(2, 1, steps=2, deaths=2, to_memory=(1,)),
+    "kept by nodes and on disk, some die": Scenario(
+        2, 1, steps=2, deaths=2, to_memory=(1, 2), to_disk=(1,), node_deaths=True
+    ),
+    "kept shards, one is damaged, who asks for seats hears of no rollback": Scenario(
+        2, 2, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1, deaf=True
+    ),
+    "a shard twice, two deaths, one damage": Scenario(3, 1, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1),
 }
 
 
@@ -56,6 +66,9 @@ LARGE = {
     "6 members, all alone steps": Scenario(6, 5, steps=6, deaths=5, fences=2, plans=("swap",) * 3, eager=False),
     "8 members": Scenario(8, 8, steps=6, deaths=8, fences=2, blips=2, plans=("swap", "join", "leave") * 2),
     "2 replicas of 2 shards": Scenario(4, 12, steps=8, deaths=10, blips=2, shards=2),
+    "the same, kept": Scenario(
+        4, 12, steps=9, deaths=10, shards=2, to_memory=(2, 3, 5, 7), to_disk=(3, 7), node_deaths=True, damages=3
+    ),
     "3 replicas of 2 shards, from the start": Scenario(6, 9, steps=4, deaths=9, shards=2, eager=False, started=False),
     "8 members, from the start": Scenario(8, 8, steps=3, deaths=12, nonfinite="mixed", eager=False, started=False),
 }
@@ -76,13 +89,14 @@ def test_random_walks(world: str) -> None:
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_resolve, real_move, real_enter, real_reached = resolve.resolve, resolve._move, commit._enter, commit._reached
 real_decide_resolve, real_receive, real_source = commit._resolve, commit._receive, resolve._source
+real_restored = resolve._restored
 
 
 def some_voted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def each_for_itself(stands: Sequence[Stand], floor: int, _shards: int) -> tuple[Resolved, ...]:
+    def each_for_itself(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
         return tuple(
             replace(agreed, move=Move.APPLY, goal=resolve.after(stand, skipped=False)) if stand.voted_in else agreed
-            for stand, agreed in zip(stands, real_resolve(stands, floor), strict=True)
+            for stand, agreed in zip(stands, real_resolve(stands, known), strict=True)
         )
 
     monkeypatch.setattr(resolve, "resolve", each_for_itself)
@@ -108,14 +122,14 @@ def voted_in_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newcomer_counts_as_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def holding(stands: Sequence[Stand], floor: int, _shards: int) -> tuple[Resolved, ...]:
-        return real_resolve([replace(s, committed=0) if s.fresh else s for s in stands], floor)
+    def holding(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
+        return real_resolve([replace(s, committed=0) if s.fresh else s for s in stands], known)
 
     monkeypatch.setattr(resolve, "resolve", holding)
 
 
 def floor_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "resolve", lambda stands, floor, shards: real_resolve(stands, 0))
+    monkeypatch.setattr(resolve, "resolve", lambda stands, known: real_resolve(stands, replace(known, floor=0)))
 
 
 def skip_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +186,45 @@ def any_shard_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "_source", lambda moves, shard, shards: real_source(moves, 0, 1))
 
 
+def newer_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
+        return tuple(
+            replace(each, move=Move.KEEP) if stand.committed > image.step else each
+            for stand, each in zip(stands, real_restored(stands, image, known), strict=True)
+        )
+
+    monkeypatch.setattr(resolve, "_restored", restored)
+
+
+def live_state_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve_(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
+        image = resolve._newest(stands, known)
+        again = any(stand.restored for stand in stands)
+        return real_restored(stands, image, known) if image and not again else real_resolve(stands, known)
+
+    monkeypatch.setattr(resolve, "resolve", resolve_)
+
+
+def each_restores_its_own_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
+        own = [kept.newest([stand.kept], (), ()) or image for stand in stands]
+        return tuple(real_restored(stands, mine, known)[role] for role, mine in enumerate(own))
+
+    monkeypatch.setattr(resolve, "_restored", restored)
+
+
+def restores_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "_tell_restored", lambda member, good, mark: commit._boundary(real_reached(member)))
+
+
+def floor_of_before_a_rollback_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve_(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
+        return real_resolve([replace(stand, rollbacks=()) for stand in stands], known)
+
+    monkeypatch.setattr(resolve, "resolve", resolve_)
+
+
+SHARDED = Scenario(2, 1, steps=2, deaths=1, shards=2, to_memory=(1,))
 BROKEN: list[tuple[Patch, Scenario]] = [
     (some_voted, Scenario(2, blips=1)),
     (leaver_has_a_say, Scenario(2, 1, steps=2, deaths=1, plans=("swap",))),
@@ -187,6 +240,11 @@ BROKEN: list[tuple[Patch, Scenario]] = [
     (torn_state_counts, Scenario(2, 1, deaths=2)),
     (older_formation_entered, Scenario(2, 1, deaths=2)),
     (any_shard_will_do, Scenario(3, 1, deaths=1, shards=2)),
+    (newer_state_is_kept, SHARDED),
+    (live_state_given_up, SHARDED._replace(shards=1)),
+    (each_restores_its_own_newest, SHARDED._replace(standbys=2, deaths=2, to_memory=(1, 2), to_disk=(1,))),
+    (restores_are_not_compared, SHARDED._replace(damages=1)),
+    (floor_of_before_a_rollback_counts, SHARDED._replace(blips=1, deaf=True)),
 ]
 
 
@@ -285,3 +343,38 @@ def test_lost_state_is_said() -> None:
     only = formation(4, "s", abort=True, floor=7)
     member, commands = after(Member("s"), p.FormationReceived(only), p.Prepared(4), p.Stood(4, (Stand(fresh=True),)))
     assert (member.phase, commands) == (Phase.LOST, (p.StateLost(0, 7),))
+
+
+def test_what_one_wants_kept_all_keep() -> None:
+    pair = formation(1, "a", "b")
+    voting, _ = after(Member("a"), p.FormationReceived(pair), p.Prepared(1), p.Stood(1, (Stand(fresh=True),) * 2))
+    voting, commands = after(voting, p.Began(1), p.Reduced(1, finite=True, keep=Tier.MEMORY))
+    assert commands == (p.CastVote(1, p.Vote(finite=True, prepared=1, keep=Tier.MEMORY)),)
+    for finite in (True, False):
+        votes = (p.Vote(finite, 1, Tier.MEMORY), p.Vote(finite, 1, Tier.DISK))
+        assert after(voting, p.Voted(1, votes))[0].keep is Tier.DISK
+    again = formation(2, "a", "b", abort=True)
+    stands = (Stand(0, voted_in=1, acted_in=1),) * 2
+    rolled, commands = after(voting, p.FormationReceived(again), p.Prepared(2), p.Stood(2, stands))
+    assert (commands, rolled.keep) == ((p.Apply(0),), Tier.NOTHING)  # nobody here knows what was voted
+
+
+def test_a_restore_is_void_until_all_have_told_of_it() -> None:
+    pair = formation(7, "a", "b", abort=True, floor=9)
+    kept_by_a = Stand(fresh=True, kept=(Kept(6, 0, 1, epoch=3),))
+    first = p.FormationReceived(pair), p.Prepared(7), p.Stood(7, (kept_by_a, Stand(fresh=True)))
+    member, commands = after(Member("b"), *first)
+    goal = Stand(6, commit_epoch=3, rollbacks=(Rollback(7, 6),))
+    assert (member.stand, commands) == (Stand(), (p.DropGradients(), p.Restore(7, (0,), goal)))
+    told, commands = after(member, p.Restored(7, good=True, fingerprint=5))
+    assert commands == (p.PublishStand(7, replace(goal, restored=True, fingerprint=5), round=1),)
+    assert told.stand == Stand()
+    same = replace(goal, restored=True, fingerprint=5)
+    done, commands = after(told, p.Stood(7, (same, same)))
+    assert (done.stand, commands) == (goal, (p.DropGradients(), p.Ready(7, 6)))
+    failed, commands = after(member, p.Restored(7, good=False))
+    assert commands == (p.PublishStand(7, Stand(failed=((6, 3),)), round=1),)
+    _, commands = after(failed, p.Stood(7, (same, Stand(failed=((6, 3),)))))
+    assert commands == (p.DropGradients(), p.Fetch(7, 0, goal))
+    lost, _ = after(failed, p.Stood(7, (Stand(failed=((6, 3),)), Stand(failed=((6, 3),), kept=kept_by_a.kept))))
+    assert lost.phase is Phase.LOST

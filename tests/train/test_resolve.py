@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from everstep.core.formation import Rollback
+from everstep.train.kept import DISK, Kept
 from everstep.train.resolve import Known, Move, Resolved, Stand, resolve
 
 FRESH = Stand(fresh=True)
 APPLY, FETCH, KEEP, LOST, SKIP = Move.APPLY, Move.FETCH, Move.KEEP, Move.LOST, Move.SKIP
 
 
-def at(committed: int, voted_in: int = 0, by: int = 1, **changes: bool | int) -> Stand:
+def at(committed: int, voted_in: int = 0, by: int = 1, **changes: Any) -> Stand:
     return Stand(committed, commit_epoch=by, voted_in=voted_in, **{"acted_in": 2, **changes})
 
 
@@ -115,3 +120,79 @@ def test_whatever_they_hold_all_get_to_one_commit(stands: list[Stand], floor: in
             source = resolved[part.source]
             assert source.move is not FETCH and role in source.serves == fetching
         assert part.serves in ((), fetching)
+
+
+# What is kept --------------------------------------------------------------------------------------------
+
+RESTORE = Move.RESTORE
+IN_TWO = (Kept(6, 0, 2, epoch=3), Kept(6, 1, 2, epoch=3))
+
+
+def keeping(stand: Stand, *kept: Kept) -> Stand:
+    return replace(stand, kept=kept)
+
+
+def test_live_state_comes_before_anything_kept() -> None:
+    resolved = resolve((at(5), keeping(FRESH, Kept(5, DISK, 1), Kept(9, 0, 1))), Known(floor=5))
+    assert [r.move for r in resolved] == [KEEP, FETCH]
+
+
+def test_the_newest_whole_state_is_restored_by_all() -> None:
+    stands = (
+        keeping(at(8), IN_TWO[0], Kept(8, 0, 2, epoch=3), Kept(4, DISK, 2, epoch=1)),
+        keeping(FRESH, IN_TWO[1], Kept(7, 1, 2, epoch=3)),
+    )
+    resolved = resolve(stands, Known(floor=8, shards=2, epoch=9))
+    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(6, 3, rollbacks=(Rollback(9, 6),)))}
+    assert [r.places for r in resolved] == [(0, 1), (0, 1)]
+
+
+def test_shards_of_two_commits_are_not_mixed() -> None:
+    stands = (keeping(FRESH, Kept(6, 0, 2, epoch=3)), keeping(FRESH, Kept(6, 1, 2, epoch=4), Kept(2, DISK, 5)))
+    resolved = resolve(stands, Known(floor=8, shards=2, epoch=9))
+    assert {(r.goal.committed, r.places) for r in resolved} == {(2, (DISK,) * 5)}
+
+
+def test_memory_before_disk_and_the_own_node_before_others() -> None:
+    stands = [keeping(FRESH, *mine) for mine in (IN_TWO, (), IN_TWO[1:], (Kept(6, DISK, 2, epoch=3),))]
+    resolved = resolve(stands, Known(floor=1, epoch=9))
+    assert [r.places for r in resolved] == [(0, 0), (0, 2), (0, 2), (0, 2)]
+
+
+def test_what_was_rolled_back_stays_so() -> None:
+    stands = (keeping(FRESH, Kept(6, 0, 1, epoch=3), Kept(8, 0, 1, epoch=3), Kept(7, 0, 1, epoch=5)),)
+    (resolved,) = resolve(stands, Known(floor=7, epoch=9, rollbacks=(Rollback(4, 6),)))
+    assert (resolved.goal.committed, resolved.goal.rollbacks) == (7, (Rollback(4, 6), Rollback(9, 7)))
+
+
+def test_a_floor_of_before_a_rollback_does_not_count() -> None:
+    knows = at(6, rollbacks=(Rollback(4, 5),))
+    assert {r.move for r in resolve((knows, knows), Known(floor=9))} == {KEEP}
+    assert {r.move for r in resolve((knows, knows), Known(floor=9, rollbacks=(Rollback(4, 5),)))} == {LOST}
+
+
+def test_a_job_in_which_nothing_was_ever_kept_starts_over() -> None:
+    resolved = resolve((FRESH, FRESH), Known(floor=7, epoch=9, scratch=True))
+    assert {r.goal for r in resolved} == {Stand(0, rollbacks=(Rollback(9, 0),))}
+    assert [r.move for r in resolved] == [KEEP, FETCH]
+    assert {r.move for r in resolve((Stand(), FRESH), Known(floor=7, epoch=9, shards=2, scratch=True))} == {LOST}
+
+
+def restored(fingerprint: int) -> Stand:
+    return Stand(6, 3, rollbacks=(Rollback(9, 6),), restored=True, fingerprint=fingerprint)
+
+
+def test_after_a_restore_most_are_right() -> None:
+    known = Known(floor=8, epoch=9)
+    resolved = resolve([restored(mark) for mark in (1, 2, 2, 3)], known)
+    assert [(r.move, r.source) for r in resolved] == [(FETCH, 1), (KEEP, -1), (KEEP, -1), (FETCH, 1)]
+    assert {r.goal for r in resolved} == {Stand(6, 3, rollbacks=(Rollback(9, 6),))}
+    assert [r.move for r in resolve((restored(2), restored(1)), known)] == [KEEP, FETCH]
+    assert [r.move for r in resolve((Stand(failed=((6, 3),)), restored(1)), known)] == [FETCH, KEEP]
+
+
+def test_what_nobody_could_restore_is_left_out() -> None:
+    failed = keeping(Stand(failed=((6, 3),)), *IN_TWO, Kept(4, DISK, 2, epoch=1))
+    resolved = resolve((replace(restored(1), kept=IN_TWO), failed), Known(floor=8, shards=2, epoch=9))
+    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(4, 1, rollbacks=(Rollback(9, 4),)))}
+    assert {r.move for r in resolve((failed, Stand(failed=((4, 1),))), Known(floor=8, shards=2, epoch=9))} == {LOST}

@@ -18,6 +18,8 @@ from everstep.data.account import Account, account
 def ledger(run: Path = LATEST, *, step: int | None = None) -> int:
     """Show which samples a job with sessions consumed, and check that each committed step is there once.
 
+    Steps that were committed, lost with the state, and made again are listed too.
+
     Args:
         run: the job's run folder (default: the newest one below ./everstep_runs).
         step: show the samples of this step (from 0), a line for each member.
@@ -30,6 +32,8 @@ def ledger(run: Path = LATEST, *, step: int | None = None) -> int:
         return _one(told, step)
     for span in told.spans():
         print(f"steps {span.dealing.first_step} to {span.end - 1}: {_dealing(span.dealing)}")
+    for span in told.redone:
+        print(f"redone: steps {span.dealing.first_step} to {span.end - 1}, dealt first in {_dealing(span.dealing)}")
     num_steps = sum(1 for _ in told.steps())  # each is computed, and so checked
     print(f"{num_steps} steps committed, each dealt once")
     return ExitCode.OK

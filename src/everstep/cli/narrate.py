@@ -60,6 +60,8 @@ class Narrator:
                 return f"incident {incident}: recovered, {lost}"
             case e.WorkerEnded(rank, node, exit) if exit.cause is ExitCause.OK and exit.message:
                 return f"rank {rank} on {node}: {exit.message}"
+            case e.StateRestored(epoch, step) if step:
+                return f"epoch {epoch}: restored what was kept of step {step}"
             case e.DrainAsked(target, undo):
                 return f"{target} {'is to be filled again' if undo else 'is asked to leave'}"
             case e.Alert(kind, text):

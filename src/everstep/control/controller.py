@@ -53,6 +53,7 @@ from everstep.core.types import (
 from everstep.detect import fallback
 
 TICK_S = 0.1
+SAID = ("rolled-back", "step-fell-back", "save-failed")  # incidents that nobody has to be told to stop for
 RESEND_S = 1.0  # a directive that is not followed is repeated this often
 
 
@@ -154,7 +155,8 @@ class Controller:
     def _opened(self, incident: e.IncidentOpened, now: float) -> None:
         """Time how fast the survivors are told, and ask the culprits' nodes for evidence."""
         first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
-        self.told = (incident.incident, first)
+        if incident.kind not in SAID:
+            self.told = (incident.incident, first)
         files = self.evidence.claim(incident.incident)
         if files:
             self.record(e.EvidenceSaved(incident.incident, files), now)
@@ -310,7 +312,7 @@ class Controller:
         """A step counter that fell back after a restart is told at once."""
         loads = max(w.loads for w in self.progress.workers.values())
         self.counted, fell = fallback.compare(self.counted, seen, loads)
-        if fell is not None:
+        if fell is not None and self.job.formation is None:  # sessions know better, and tell it themselves
             self.record(fell.alert(), now)
 
     def _judge(self, outcome: Outcome) -> None:

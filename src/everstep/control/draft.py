@@ -163,6 +163,23 @@ class Draft:
         self.set(incident=incident, incidents=number)
         self.note(e.IncidentOpened(incident.id, kind, incident.culprits, why))
 
+    def tell(self, kind: str, why: str, redone: int = 0) -> None:
+        """An incident which is over as it is told, beside the one that is open."""
+        number = self.job.incidents + 1
+        self.set(incidents=number)
+        self.note(e.IncidentOpened(f"I{number:03d}", kind, (), why))
+        self.note(e.IncidentClosed(f"I{number:03d}", "recovered" if redone else "told", redone_steps=redone))
+
+    def complete(self, why: str) -> None:
+        """The work is done; but not well if its last save failed."""
+        saves = self.job.saves
+        if saves.failed_step > saves.durable:
+            what = f"the save of step {saves.failed_step} failed: {saves.failed}"
+            self.tell("save-failed", what)
+            self.end(ExitCode.SAVE_FAILED, f"{why}, but {what}")
+        else:
+            self.end(ExitCode.OK, why)
+
     def end(self, code: int, why: str) -> None:
         self.enter(Stage.FINISHED if code == ExitCode.OK else Stage.FAILED, why)
         self.set(outcome=Outcome(int(code), why))

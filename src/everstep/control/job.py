@@ -8,7 +8,8 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.dealing import Dealing
-from everstep.core.formation import Formation
+from everstep.core.formation import Formation, Rollback
+from everstep.core.saves import Saves
 from everstep.core.types import Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
 from everstep.detect.repeat import Signature
 
@@ -103,6 +104,10 @@ class Job(msgspec.Struct, frozen=True):
     before: Formation | None = None  # what a planned formation follows, until every member acts in that one
     superseded: tuple[Formation, ...] = ()  # formations before these that may still be acted in, out of our sight
     founders: frozenset[str] = frozenset()  # of the first formation: nothing is committed without those still in it
+    floor: int = 0  # steps known to be committed, by whomever, since the last rollback
+    rollbacks: tuple[Rollback, ...] = ()  # see Formation
+    saves: Saves = Saves()  # to disk, of all sessions together
+    saved_once: bool = False  # something was to be kept on disk, so the job may not begin again as if nothing was
     formed: int = 0  # number of the last formation; never reused
     fixed: bool = False  # the number of members may not change
     vacant: frozenset[str] = frozenset()  # members whose end is answered for, and whose roles nobody is ready to take

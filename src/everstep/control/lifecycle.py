@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import changes, dealings, membership, reform, seats
+from everstep.control import changes, dealings, membership, reform, saved, seats
 from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
@@ -83,6 +83,7 @@ def _reported(draft: Draft, report: NodeReport) -> None:
         reform.returned(draft, report)
         draft.join(report)
         dealings.heard(draft, report)
+        saved.heard(draft, report)
         _collect_ends(draft, report)
         if job.stage in ENDED:
             code = job.outcome.exit_code if job.outcome else 0
@@ -93,6 +94,7 @@ def _reported(draft: Draft, report: NodeReport) -> None:
         return
     draft.put(msgspec.structs.replace(known, report=report, lost_at_s=0.0))
     dealings.heard(draft, report)
+    saved.heard(draft, report)
     _collect_ends(draft, report)
 
 
@@ -128,6 +130,7 @@ def _collect_ends(draft: Draft, report: NodeReport) -> None:
         seen = known.seen_s if known else draft.now - max(0.0, report.sent_s - worker.exit.at_s)
         record = e.WorkerEnded(rank, report.node, worker.exit, seen)
         draft.set(ended={**draft.job.ended, rank: record})
+        saved.ended(draft, worker.session, worker.exit)
         draft.note(record)
 
 
@@ -257,7 +260,7 @@ def _complete(draft: Draft) -> None:
         draft.open_incident("incomplete", (), why, counts=False)
         draft.end(ExitCode.INCOMPLETE, why)
     else:
-        draft.end(ExitCode.OK, "every worker ran to its end")
+        draft.complete("every worker ran to its end")
 
 
 def _check_growth(draft: Draft) -> None:

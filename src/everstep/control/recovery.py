@@ -45,6 +45,8 @@ class Recovery:
                 closed = [self._close(item, "recovered", now, gap_s) for item in self.open.values()]
                 self.open.clear()
                 return closed
+            case e.IncidentClosed(incident):
+                self.open.pop(incident, None)
             case e.JobEnded(_, why):
                 closed = [self._close(item, f"job ended: {why}", now, -1.0) for item in self.open.values()]
                 self.open.clear()

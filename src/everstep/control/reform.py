@@ -15,7 +15,6 @@ from everstep.control import changes, raised, roles, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import ENDED, Job, NodeState, Stage
 from everstep.core import events as e
-from everstep.core.errors import ExitCode
 from everstep.core.formation import Formation, Seat
 from everstep.core.types import Action, Blame, Exit, ExitCause, NodeReport, Verdict
 from everstep.detect.blame import sentence
@@ -301,7 +300,7 @@ def _replace(draft: Draft, workers: list[str]) -> None:
 
 def _spare_lost(draft: Draft, formation: Formation) -> None:
     """Who died held no role: nobody has to move, and no time is lost."""
-    draft.note(e.StepResumed(formation.epoch, seats.floor(draft.job, formation), 0.0))
+    draft.note(e.StepResumed(formation.epoch, draft.job.floor, 0.0))
     draft.set(incident=None)
     draft.enter(Stage.RUNNING)
 
@@ -371,6 +370,6 @@ def _finish(draft: Draft) -> None:
     assert plan is not None
     nodes = [job.nodes[m.node] for m in plan.members if seating.here(job.nodes.get(m.node), m.incarnation)]
     if all(node.stopped(plan.epoch) for node in nodes):
-        draft.end(ExitCode.OK, "every member ran to its end")
+        draft.complete("every member ran to its end")
     elif job.stage is not Stage.FORMING:
         draft.order_stop(DONE, FINISH_GRACE_S)

@@ -23,7 +23,7 @@ def refilled(job: Job, formation: Formation, epoch: int) -> Formation | None:
         return None
     others = iter(ready.values())
     filled = tuple(seat or next(others) for seat in found)
-    return Formation(epoch, filled, abort=True, floor=seats.floor(job, formation))
+    return seats.form(job, epoch, filled, abort=True)
 
 
 def _keeper(job: Job, formation: Formation, role: int) -> Seat | None:

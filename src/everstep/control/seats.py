@@ -8,7 +8,7 @@ leavers change the seats as planned, one formation at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -162,7 +162,7 @@ def first(job: Job, epoch: int) -> Formation | None:
     if len(ready) < num_places(job):
         return None
     order = sorted(ready, key=lambda worker: rank_of(plan, worker) or 0)
-    return Formation(epoch, tuple(seat_of(ready[worker]) for worker in order), abort=False, floor=0)
+    return form(job, epoch, [seat_of(ready[worker]) for worker in order], abort=False)
 
 
 def holders(job: Job, formation: Formation) -> tuple[Seat, ...]:
@@ -197,7 +197,7 @@ def without_dead(job: Job, formation: Formation, epoch: int) -> Formation | None
             seats.append(seat)
         elif waiting:
             seats.append(seat_of(waiting.pop(0)))
-    return Formation(epoch, tuple(seats), abort=True, floor=floor(job, formation))
+    return form(job, epoch, seats, abort=True)
 
 
 def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
@@ -224,7 +224,7 @@ def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
         seats += [seat_of(report) for report in waiting]
     if not seats or tuple(seats) == formation.seats:
         return None
-    return Formation(epoch, tuple(seats), abort=False, floor=floor(job, formation))
+    return form(job, epoch, seats, abort=False)
 
 
 def acting(job: Job) -> frozenset[int]:
@@ -335,18 +335,15 @@ def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:
     return [session for _, session in sorted(waiting, key=lambda pair: pair[0])]
 
 
-def floor(job: Job, formation: Formation) -> int:
-    """Steps known to be committed by somebody, dead or alive."""
-    known = [formation.floor]
-    known += [session.committed for session in sessions_of(job).values()]
-    known += [end.exit.step for end in job.ended.values()]
-    known += [exit.step for exit in job.departed.values()]
-    return max(known)
+def form(job: Job, epoch: int, seats: Sequence[Seat], abort: bool) -> Formation:
+    """With what is known of the state. A job that was never to be saved to disk starts over when it lost it all."""
+    scratch = job.floor > 0 and not job.saved_once
+    return Formation(epoch, tuple(seats), abort, job.floor, rollbacks=job.rollbacks, scratch=scratch)
 
 
 def seat_of(session: SessionReport) -> Seat:
     node, _, _ = place(session.worker)
-    return Seat(session.worker, node, session.host, session.endpoint, session.store)
+    return Seat(session.worker, node, session.host, session.endpoint, session.store, session.vault)
 
 
 def amend(plan: EpochPlan, node: str, incarnation: str, address: str, slots: int, here: set[str]) -> EpochPlan:

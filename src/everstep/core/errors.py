@@ -18,6 +18,7 @@ class ExitCode(enum.IntEnum):
     INCOMPLETE = 7  # every worker exited 0, but before the expected number of steps
     NODE_LOST = 8  # this node was cut off and had to give up
     GONE = 9  # of `everstep status` and `drain`: the job's launcher is gone, and nobody wrote down how it ended
+    SAVE_FAILED = 10  # the work is done, but its last save to disk failed
     NO_JOURNAL = 74  # of the controller's process: its journal cannot be written; its launcher tries again
     INTERNAL = 70  # a defect of Everstep: please report it
 

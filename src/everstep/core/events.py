@@ -139,6 +139,35 @@ class StepsDealt(Event, frozen=True):
     missed: bool = False
 
 
+class StateRestored(Event, frozen=True):
+    """All members of this formation went back to a kept state of `step` steps; to 0: they began again.
+
+    `before`: steps known to be committed until then. `lost`: how many of these are done again.
+    """
+
+    epoch: int
+    step: int
+    before: int
+    lost: int
+
+
+class SaveRequested(Event, frozen=True):
+    """The state after `step` steps is to be saved to disk."""
+
+    step: int
+
+
+class SaveDurable(Event, frozen=True):
+    """It is complete there: a crash of everything would not lose it."""
+
+    step: int
+
+
+class SaveFailed(Event, frozen=True):
+    step: int
+    why: str
+
+
 class StepResumed(Event, frozen=True):
     """Every member of a formation that follows a fault committed a step in it.
 
@@ -161,7 +190,7 @@ class WorkerEnded(Event, frozen=True):
 
 class IncidentOpened(Event, frozen=True):
     """First sign of a fault. `kind`: crash, exception (of a function whose process lives on), hang, node-lost, stop,
-    incomplete, step-fell-back, save-failed."""
+    incomplete, rolled-back, step-fell-back, save-failed."""
 
     incident: str
     kind: str
@@ -243,6 +272,10 @@ Record = (
     | FormationMade
     | PlanAmended
     | StepsDealt
+    | StateRestored
+    | SaveRequested
+    | SaveDurable
+    | SaveFailed
     | StepResumed
     | WorkerEnded
     | IncidentOpened

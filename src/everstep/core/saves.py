@@ -20,4 +20,5 @@ class Saves(msgspec.Struct, frozen=True):
 
     requested: int = -1  # the newest step that was to be saved
     durable: int = -1  # the newest that is complete on disk
-    failed: str = ""  # why the newest save that was requested and is through failed; empty: it did not
+    failed_step: int = -1  # the newest whose save failed
+    failed: str = ""  # why that one did

@@ -3,7 +3,8 @@
     for step in account(read(run_dir / "journal.jsonl")).steps():
         print(step.number, step.shares)
 
-The journal holds where the dealing changed (events.StepsDealt), not the steps; what lies between follows. A journal
+The journal holds where the dealing changed (events.StepsDealt), not the steps; what lies between follows. Steps after
+one to which all went back (events.StateRestored) were dealt again: the later dealing counts. A journal
 that cannot be a whole account is refused: a change that may have been missed, one of another number of members than
 its formation has, steps that were lost or came twice.
 """
@@ -16,6 +17,8 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.dealing import Dealing
+from everstep.core.formation import SessionReport
+from everstep.core.types import Exit
 from everstep.data.ledger import LedgerError
 from everstep.data.sampler import Sampler
 
@@ -44,6 +47,8 @@ class Account:
         self._plan = 0  # epoch of the newest plan; a new one makes steps again whose state was lost
         self._committed: dict[int, int] = {}  # epoch of a plan -> steps committed in it
         self._dealings: list[Dealing] = []
+        self._restored: list[e.StateRestored] = []
+        self._redone: list[Span] = []
 
     def see(self, event: e.AnyEvent) -> None:
         match event:
@@ -54,11 +59,28 @@ class Account:
                 self._attempts[formation.epoch] = self._plan
             case e.StepsDealt(dealing, missed):
                 self._deal(dealing, missed)
-            case e.WorkerEnded(_, _, exit):
+            case e.StateRestored(_, step):
+                self._restored.append(event)
+                if self._plan in self._committed:
+                    self._committed[self._plan] = step
+            case e.WorkerEnded(_, _, exit) if not self._era:  # else it may be a number of before
                 self._reached(exit.step)
             case e.NodeReported(report) if report.epoch == self._plan:
-                sessions = (worker.session for worker in report.workers)
-                self._reached(max((session.committed for session in sessions if session is not None), default=0))
+                for worker in report.workers:
+                    if worker.session is not None:
+                        self._hear(worker.session, worker.exit)
+
+    @property
+    def _era(self) -> int:
+        """Epoch of the last formation that went back."""
+        return self._restored[-1].epoch if self._restored else 0
+
+    def _hear(self, session: SessionReport, exit: Exit | None) -> None:
+        """As far as its numbers are of after the last rollback."""
+        if (session.rollbacks[-1].epoch if session.rollbacks else 0) >= self._era:
+            self._reached(session.committed)
+        if exit is not None and session.resumed and session.epoch >= self._era:
+            self._reached(exit.step)
 
     def _reached(self, committed: int) -> None:
         self._committed[self._plan] = max(committed, self._committed.get(self._plan, 0))
@@ -74,9 +96,14 @@ class Account:
     def spans(self) -> tuple[Span, ...]:
         """Committed steps without a gap. Raises LedgerError when they are not."""
         spans: list[Span] = []
+        self._redone = []
         for dealing in sorted(self._dealings, key=lambda dealing: (dealing.epoch, dealing.first_step)):
-            if spans and self._attempts[spans[-1].dealing.epoch] != self._attempts[dealing.epoch]:
-                spans = _rolled_back(spans, dealing)
+            back = self._back(spans[-1].dealing, dealing) if spans else None
+            if back is not None:
+                spans[-1] = Span(spans[-1].dealing, back.before)
+                spans = self._rolled_back(spans, dealing)
+            elif spans and self._attempts[spans[-1].dealing.epoch] != self._attempts[dealing.epoch]:
+                spans = self._rolled_back(spans, dealing)
             elif spans:
                 last = spans[-1].dealing
                 if last.first_step >= dealing.first_step:
@@ -88,6 +115,31 @@ class Account:
         if spans and spans[-1].end <= spans[-1].dealing.first_step:
             raise LedgerError(f"{_text(spans[-1].dealing)}, but {spans[-1].end} steps are known to be committed")
         return tuple(spans)
+
+    def _back(self, last: Dealing, following: Dealing) -> e.StateRestored | None:
+        """A rollback between the two, in one plan."""
+        if self._attempts[last.epoch] != self._attempts[following.epoch]:
+            return None
+        between = [each for each in self._restored if last.epoch < each.epoch <= following.epoch]
+        return between[0] if between else None
+
+    def _rolled_back(self, spans: list[Span], dealing: Dealing) -> list[Span]:
+        """The state was lost, and steps from this one on are made again: what was consumed in them does not count."""
+        first = dealing.first_step
+        if first > spans[-1].end:
+            raise LedgerError(f"steps {spans[-1].end} to {first - 1} were dealt to nobody")
+        for span in spans:
+            if span.end > first:
+                lost = msgspec.structs.replace(span.dealing, first_step=max(first, span.dealing.first_step))
+                self._redone.append(Span(lost, span.end))
+        kept = [span for span in spans if span.dealing.first_step < first]
+        return [msgspec.structs.replace(span, end=min(span.end, first)) for span in kept]
+
+    @property
+    def redone(self) -> tuple[Span, ...]:
+        """Steps that were committed, and lost with the state: they do not count, and were dealt again."""
+        self.spans()
+        return tuple(self._redone)
 
     @property
     def committed(self) -> int:
@@ -116,14 +168,6 @@ def account(entries: Iterable[e.Entry]) -> Account:
     for entry in entries:
         made.see(entry.event)
     return made
-
-
-def _rolled_back(spans: list[Span], dealing: Dealing) -> list[Span]:
-    """The state was lost, and steps from this one on are made again: what was consumed in them does not count."""
-    if dealing.first_step > spans[-1].end:
-        raise LedgerError(f"steps {spans[-1].end} to {dealing.first_step - 1} were dealt to nobody")
-    kept = [span for span in spans if span.dealing.first_step < dealing.first_step]
-    return [msgspec.structs.replace(span, end=min(span.end, dealing.first_step)) for span in kept]
 
 
 def _step(dealing: Dealing, number: int, samplers: list[Sampler]) -> Step:

@@ -31,6 +31,7 @@ class EpochSummary(msgspec.Struct):
     first_total: int = -1
     last_total: int = -1
     redone_steps: int = 0
+    began: int = 0  # steps of a kept state that it began with: its workers count on from there
     saves: int = 0
     rss_bytes: int = 0
 
@@ -144,6 +145,8 @@ class _Fold:
                 summary.epochs.append(EpochSummary(plan.epoch, plan.world_size, nodes, self.at(entry.t_s)))
             case e.StepsSeen():
                 self._steps(entry.event)
+            case e.StateRestored(_, step, _, lost):
+                self._restored(step, lost)
             case e.Alert():
                 self._alert(entry.event, entry.epoch)
             case e.JobEnded(code, why):
@@ -163,6 +166,9 @@ class _Fold:
     def _steps(self, seen: e.StepsSeen) -> None:
         epoch = next((x for x in reversed(self.summary.epochs) if x.epoch == seen.epoch), None)
         if epoch is None or seen.step < 1:
+            return
+        seen = msgspec.structs.replace(seen, step=seen.step - epoch.began)
+        if seen.step < 1:
             return
         now = self.at(seen.step_at_s)
         if epoch.steps == 0:
@@ -188,6 +194,14 @@ class _Fold:
         else:
             epoch.first_total = best + 1
         epoch.redone_steps = max(0, best - epoch.first_total + 1)
+
+    def _restored(self, step: int, lost: int) -> None:
+        """At its begin an epoch takes up the job at that step; later on, what it made since is made again."""
+        epoch = self.summary.epochs[-1] if self.summary.epochs else None
+        if epoch is not None and epoch.steps:
+            epoch.redone_steps += lost
+        elif epoch is not None:
+            epoch.began = step
 
     def _alert(self, alert: e.Alert, epoch_number: int) -> None:
         self.summary.alerts.append(alert)

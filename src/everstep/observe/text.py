@@ -25,6 +25,7 @@ ADVICE = {
     "node-lost": "Check {node}: power, network, kernel log. It may join again by itself.",
     "incomplete": "The script returned before its work was done: look at its last log lines.",
     "step-fell-back": "Let the script load its newest checkpoint when it starts.",
+    "rolled-back": "More standbys, replicas or saves make the steps between fewer.",
     "save-failed": "Check free space and permissions where the checkpoints go.",
 }
 
