@@ -136,10 +136,12 @@ class Namer(Packer):
         return ["d", [[fqn, self.pack(value, f"{key}.{fqn}")] for fqn, value in items]]
 
     def _optimizer(self, key: str, optimizer: Optimizer) -> Any:
-        names = {id(parameter): names for parameter, names in fqns(optimizer, self.fqns)}
+        listed = fqns(optimizer, self.fqns)
+        names = {id(parameter): names for parameter, names in listed}
+        entries = [(known, optimizer.state[at]) for at, known in listed if at in optimizer.state]
+        entries += [([str(at)], values) for at, values in optimizer.state.items() if id(at) not in names]
         state = []
-        for at, values in optimizer.state.items():
-            first, *others = names.get(id(at)) or [str(at)]
+        for (first, *others), values in entries:  # in the order of the parameters, not in that of their first steps
             state.append([first, self.pack(values, f"{key}.state.{first}")])
             state += [[other, self._silent(values, f"{key}.state.{other}")] for other in others]
         groups = [self._group(f"{key}.param_groups.{i}", group, names) for i, group in enumerate(optimizer.param_groups)]
