@@ -136,13 +136,17 @@ class Namer(Packer):
         return ["d", [[fqn, self.pack(value, f"{key}.{fqn}")] for fqn, value in items]]
 
     def _optimizer(self, key: str, optimizer: Optimizer) -> Any:
-        names = {id(parameter): names for parameter, names in fqns(optimizer, self.fqns)}
+        listed = fqns(optimizer, self.fqns)
+        names = {id(parameter): names for parameter, names in listed}
+        entries = [(known, optimizer.state[at]) for at, known in listed if at in optimizer.state]
+        entries += [([str(at)], values) for at, values in optimizer.state.items() if id(at) not in names]
         state = []
-        for at, values in optimizer.state.items():
-            first, *others = names.get(id(at)) or [str(at)]
+        for (first, *others), values in entries:  # in the order of the parameters, not in that of their first steps
             state.append([first, self.pack(values, f"{key}.state.{first}")])
             state += [[other, self._silent(values, f"{key}.state.{other}")] for other in others]
-        groups = [self._group(f"{key}.param_groups.{i}", group, names) for i, group in enumerate(optimizer.param_groups)]
+        groups = [
+            self._group(f"{key}.param_groups.{i}", group, names) for i, group in enumerate(optimizer.param_groups)
+        ]
         return ["d", [["state", ["d", state]], ["param_groups", ["l", groups]]]]
 
     def _group(self, path: str, group: dict[str, Any], names: dict[int, list[str]]) -> Any:
@@ -206,4 +210,3 @@ def traversed(value: Any, depth: int = 0) -> bool:
     if type(value) is not list or depth > MAX_DEPTH:
         return False
     return any(isinstance(item, Tensor) or traversed(item, depth + 1) for item in value)
-

@@ -42,7 +42,8 @@ class Chunk(NamedTuple):
 def fill(sources: Sequence[Source], reads: Sequence[Read], num_threads: int | None = None) -> None:
     """Raises what a source raises: Damaged or OSError. Some targets are written then, and some are not."""
     chunks = plan_chunks(reads)
-    num_threads = min(num_threads or min(MAX_THREADS, os.cpu_count() or 1), len(chunks))
+    num_bytes = sum(read.box.size * read.target.element_size() for read in reads)
+    num_threads = min(num_threads or min(MAX_THREADS, os.cpu_count() or 1), num_bytes // CHUNK_BYTES)
     work = Work(sources, iter(chunks))
     if num_threads <= 1:
         work.run()
@@ -87,7 +88,7 @@ class Work:
 
     def run(self) -> None:
         buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         try:
             with torch.no_grad():
                 while (chunk := self._next()) is not None:

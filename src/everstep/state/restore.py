@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +70,7 @@ class Loading:
                 self._pieces.setdefault(piece.name, []).append(Ref(number, piece))
             refs = [Ref(number, piece) for piece in index.pieces]
             for key, tree in index.objects:
-                self._trees.setdefault(key, []).append(unpack(tree, refs.__getitem__))
+                self._trees.setdefault(key, []).append(unpack(tree, partial(getitem, refs)))
 
     def check(self) -> None:
         if self.problems:

@@ -149,8 +149,8 @@ def pack_leaf(value: Any, path: str) -> list[Any]:
     raise ValueError(f"{path}: an object of type {type_name(value)} cannot travel: give it as {ALLOWED}")
 
 
-def unpack(node: Any, take: Callable[[int], Tensor]) -> Any:
-    """The value of a node; `take(index)` gives a tensor. Raises ValueError for what `Packer` never writes."""
+def unpack(node: Any, take: Callable[[int], Any]) -> Any:
+    """The value of a node; `take(index)` gives a tensor, or what shall stand for it. Raises ValueError for what `Packer` never writes."""
     if not isinstance(node, list):
         return node
     try:
@@ -159,7 +159,7 @@ def unpack(node: Any, take: Callable[[int], Tensor]) -> Any:
         raise ValueError(f"not a node of a state tree: {str(node)[:80]}") from error
 
 
-def _unpack(node: list[Any], take: Callable[[int], Tensor]) -> Any:
+def _unpack(node: list[Any], take: Callable[[int], Any]) -> Any:
     tag, *rest = node
     for kind, name in MAPPINGS.items():
         if tag == name:
