@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import images
+import small_images as images
 import pytest
 from safetensors.torch import load_file
 

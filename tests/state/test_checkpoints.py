@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import images
+import small_images as images
 import msgspec
 import pytest
 

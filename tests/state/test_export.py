@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import images
+import small_images as images
 import numpy as np
 import pytest
 import torch

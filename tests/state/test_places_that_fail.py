@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import images
+import small_images as images
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 

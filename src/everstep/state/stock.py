@@ -61,10 +61,11 @@ def merge_what_fits(indexes: Sequence[Index]) -> tuple[dict[str, Parts], list[st
     found: dict[str, dict[tuple[int, ...], tuple[int, Piece]]] = {}
     for index in indexes:
         for piece in index.pieces:
-            found.setdefault(piece.name, {}).setdefault(piece.offsets, (index.shard, piece))
+            if math.prod(piece.shape) or not math.prod(piece.global_shape):
+                found.setdefault(piece.name, {}).setdefault(piece.offsets, (index.shard, piece))
     tensors, problems = {}, []
     for name, parts in found.items():
-        held = [part for part in parts.values() if math.prod(part[1].shape)] or list(parts.values())[:1]
+        held = list(parts.values())
         first = held[0][1]
         if any((piece.dtype, piece.global_shape) != (first.dtype, first.global_shape) for _, piece in held):
             problems.append(f"{name}: the shards do not agree in its dtype and shape")

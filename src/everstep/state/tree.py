@@ -79,22 +79,27 @@ class Packer:
         if kind is int:
             return value if -(1 << 63) <= value < 1 << 63 else ["i", str(value)]
         if isinstance(value, Tensor):
-            return ["T", self._tensor(value, path)]
+            return ["T", self.number(value, path)]
         if depth >= MAX_DEPTH:
             raise ValueError(f"{path[:200]}...: nested more than {MAX_DEPTH} deep, or contains itself")
         if kind in MAPPINGS or kind is defaultdict:  # a default factory is code: the plain dict travels
             return [MAPPINGS.get(kind, "d"), [self._item(key, item, path, depth) for key, item in value.items()]]
         if kind in SEQUENCES:
-            return [SEQUENCES[kind], [self.pack(part, f"{path}[{i}]", depth + 1) for i, part in enumerate(value)]]
+            return [SEQUENCES[kind], [self.pack(part, self.join(path, i), depth + 1) for i, part in enumerate(value)]]
         return pack_leaf(value, path)
 
+    def join(self, path: str, key: Any) -> str:
+        return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
     def _item(self, key: Any, value: Any, path: str, depth: int) -> list[Any]:
-        path += f".{key}" if isinstance(key, str) else f"[{key!r}]"
+        path = self.join(path, key)
         if type(key) not in KEYS:
             raise ValueError(f"{path}: a key of type {type_name(key)} cannot travel: use strings or numbers")
-        return [self.pack(key, path, depth + 1), self.pack(value, path, depth + 1)]
+        node = key if type(key) is str else Packer().pack(key, path, depth + 1)
+        return [node, self.pack(value, path, depth + 1)]
 
-    def _tensor(self, tensor: Tensor, path: str) -> int:
+    def number(self, tensor: Tensor, path: str) -> int:
+        """What stands for the tensor in the tree."""
         sharded, tensor = is_sharded(tensor), local(tensor)
         check_tensor(tensor, path)
         tensor = tensor.detach()
