@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from everstep.state import restore
 from everstep.state.capture import Plan, plan
 from everstep.state.flatten import Stateful
 from everstep.state.image import Damaged, Index, chunk_span
@@ -56,7 +53,8 @@ def finish(planned: Plan) -> BytesSource:
 
 def write(folder: Path, sources: list[BytesSource]) -> None:
     """As torch.distributed.checkpoint would have: data files, and a .metadata."""
-    module = importlib.import_module(FileSystemReader.__module__)
+    info = type(FileSystemReader(folder))  # where _StorageInfo comes from is private
+    module = __import__(info.__module__, fromlist=["_StorageInfo"])
     described: dict[str, Any] = {}
     storage: dict[MetadataIndex, Any] = {}
     for source in sources:
@@ -79,8 +77,14 @@ def write(folder: Path, sources: list[BytesSource]) -> None:
         for blob in index.blobs:
             described[blob.name] = BytesStorageMetadata()
             storage.setdefault(MetadataIndex(blob.name), module._StorageInfo(name, *blob.item))
-    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(described, storage_data=storage)))
+    FileSystemWriterLike(folder).write(Metadata(described, storage_data=storage))
 
 
-def load(objects: Mapping[str, Stateful], *sources: BytesSource) -> None:
-    restore.load(objects, sources)
+class FileSystemWriterLike:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, metadata: Metadata) -> None:
+        import pickle
+
+        (self.folder / ".metadata").write_bytes(pickle.dumps(metadata))
