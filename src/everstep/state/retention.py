@@ -30,7 +30,9 @@ class Retention(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.newest < 1 or self.every < 0:
-            raise ValueError(f"at least the newest checkpoint is kept, and every n-th: not {self.newest} and {self.every}")
+            raise ValueError(
+                f"at least the newest checkpoint is kept, and every n-th: not {self.newest} and {self.every}"
+            )
 
     def keeps(self, steps: Collection[int]) -> set[int]:
         ordered = sorted(steps, reverse=True)
