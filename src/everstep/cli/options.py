@@ -43,6 +43,7 @@ OWN = (
     Flag(("--preload",), "modules to import before forking; repeatable", nothing, "MODULES"),
     Flag(("--no-zygote",), "start every worker afresh", switch("worker.zygote", False)),
     Flag(("--expect-steps",), "fewer optimizer steps than this is a failure", key("expect_steps"), "N"),
+    Flag(("--vault-memory",), "for images of the state, a node (half of what is free)", key("vault.memory"), "SIZE"),
     Flag(("--dry-run",), "print the resolved settings and exit", nothing),
     Flag(("-h", "--help"), "print this text and exit", nothing),
 )

@@ -27,6 +27,7 @@ from everstep.cli import presence
 from everstep.cli.joining import Joined, join
 from everstep.cli.narrate import Narrator
 from everstep.cli.seat import Seat, num_slots, require_room, take_seat
+from everstep.cli.vaults import FINISH_S, Vaults
 from everstep.control import sweep
 from everstep.control.output import Console
 from everstep.control.prepare import AgentOptions
@@ -104,6 +105,7 @@ class Launcher:
         self.ending = asyncio.Event()
         self.exit_code = int(ExitCode.INTERNAL)
         self.minders: set[asyncio.Task[None]] = set()
+        self.vaults = Vaults(config, self.token_file, len(seat.nodes), self._start_vault)
 
     @classmethod
     def hosting(cls, config: RunConfig, seat: Seat, slots: int) -> Launcher:
@@ -143,6 +145,7 @@ class Launcher:
         for node, address in self.seat.nodes:
             await self._start_agent(node, address)
             self._mind(self._mind_agent(node, address))
+            self._mind(self.vaults.mind(node, address))
         while not self.ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), 0.2)
@@ -214,6 +217,7 @@ class Launcher:
             launcher_pid=os.getpid(),
             remote=self.listener is None,
             config=self.config,
+            vault=self.vaults.listen(node),
         )
         self.incarnations[node] = options.incarnation
         with open(os.memfd_create("everstep-agent"), "wb") as file:  # needs no room on a disk
@@ -226,6 +230,14 @@ class Launcher:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         self._keep(f"agent-{node}.pid", str(self.agents[node].pid))
+
+    async def _start_vault(self, command: list[str], fds: list[int], name: str) -> asyncio.subprocess.Process:
+        null = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            *command, pass_fds=fds, preexec_fn=_die_with_parent, stdin=null, stdout=null
+        )
+        self._keep(name, str(process.pid))
+        return process
 
     def _keep(self, name: str, text: str) -> None:
         """For people and tools, which never see half of it: a full disk must not end the job for it."""
@@ -319,11 +331,14 @@ class Launcher:
             await self.controller.wait()
         for node in self.agents:
             await asyncio.to_thread(sweep.purge, self.job, node, ())
+        if not await self.vaults.close(FINISH_S if self.stops < 2 else 0.0) and self.exit_code == ExitCode.OK:
+            self.exit_code = int(ExitCode.FAILED)  # the vault said what is not on disk
         self._reap_strays()
 
     def _reap_strays(self) -> None:
         """Orphans of a dead agent, or of a worker without a zygote, came to us: nobody else can reap them."""
-        ours = {process.pid for process in (self.controller, *self.agents.values()) if process is not None}
+        processes = (self.controller, *self.agents.values(), *self.vaults.processes)
+        ours = {process.pid for process in processes if process is not None}
         while (found := _next_dead()) and found not in ours:  # ours are left to those who wait for them
             os.waitpid(found, 0)
 

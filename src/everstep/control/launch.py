@@ -35,6 +35,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     worker: str = ""  # its name in formations
     address: str = ""  # where other nodes reach it
     secret: bytes = b""  # proves links between workers; never in the environment
+    vault: str = ""  # where its node's vault listens
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import importlib.metadata
 import os
 import platform
@@ -17,6 +16,7 @@ from everstep.control import seats
 from everstep.control.environ import worker_env
 from everstep.control.launch import Kind, SpawnRequest, Warm
 from everstep.control.output import line_prefix
+from everstep.control.token import links_secret
 from everstep.core.config import RunConfig, Std
 from everstep.core.types import EpochPlan
 
@@ -40,6 +40,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     launcher_pid: int
     remote: bool  # the controller is on another host
     config: RunConfig
+    vault: str = ""  # name of the socket of this node's vault
 
 
 class Workplace:
@@ -123,7 +124,8 @@ class Workplace:
             stacks=str(folder / "stacks.txt"),
             worker=seats.name(self.options.node, local_rank, life),
             address=self.options.address,
-            secret=hmac.digest(secret, b"everstep links", "sha256"),
+            secret=links_secret(secret),
+            vault=self.options.vault,
         )
 
     def console(self, request: SpawnRequest, local_rank: int) -> list[tuple[str, int]]:

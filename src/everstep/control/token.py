@@ -7,6 +7,7 @@ with an HMAC over both. The label of the side keeps one side's proof from being 
 from __future__ import annotations
 
 import enum
+import hmac
 import os
 import secrets
 import stat
@@ -56,6 +57,11 @@ def read_token(path: Path) -> bytes:
             f"`openssl rand -hex 32` makes one"
         )
     return token
+
+
+def links_secret(token: bytes) -> bytes:
+    """What workers and vaults prove to each other: they never see the token itself."""
+    return hmac.digest(token, b"everstep links", "sha256")
 
 
 def prove(token: bytes, side: Side, hello: Hello, challenge: Challenge) -> bytes:

@@ -72,7 +72,7 @@ def run(request: SpawnRequest, *fds: int) -> int:
     if request.kind is Kind.PROGRAM:
         return _exec(request)
     page = Page(fds[0])
-    identity.take(identity.Identity(request.worker, request.address, request.secret, channel=fds[1]))
+    identity.take(identity.Identity(request.worker, request.address, request.secret, fds[1], request.vault))
     _randomness_and_threads()
     faulthandler.enable()
     if request.stacks:

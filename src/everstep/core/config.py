@@ -109,6 +109,13 @@ class Control(Group, frozen=True):
     fence_s: PositiveSeconds = 60.0  # a node that hears nothing for this long stops its workers
 
 
+class Vault(Group, frozen=True):
+    """The process that keeps images of the state for the workers of a node, if its script makes any."""
+
+    memory: str = ""  # for images, as in 8G; 0: no vault; empty: half of what is available at the start
+    rate: str = ""  # bytes per second of each copy to another node, as in 500M; empty: as fast as it goes
+
+
 class Worker(Group, frozen=True):
     kind: Literal["script", "module", "program"] = "script"
     target: str = ""
@@ -130,6 +137,7 @@ class RunConfig(Group, frozen=True):
     rendezvous: Rendezvous = Rendezvous()
     control: Control = Control()
     worker: Worker = Worker()
+    vault: Vault = Vault()
     env: dict[str, str] = {}  # added to every worker's environment, on top of its launcher's
     job: str = ""  # name; empty: the rendezvous id, else made up
     expect_steps: Count = 0  # a job that ends with fewer optimizer steps failed; 0: unknown
@@ -139,6 +147,14 @@ class RunConfig(Group, frozen=True):
         """How often an agent reports progress: often enough for the hang time-out."""
         usual = self.control.heartbeat_s
         return min(usual, self.hang.timeout_s / 20) if self.hang.timeout_s else usual
+
+
+def size_of(text: str, key: str) -> int:
+    """Bytes of 8G, 500M, 1.5T, 64K or a plain number; units are powers of 1024. Raises UsageError, naming `key`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{key} = {text!r}: expected a size as in 8G, 500M or 1048576")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def std_of(text: str, key: str, local_rank: int) -> Std:
@@ -221,6 +237,8 @@ def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
             raise UsageError(f"{said('restart.signals')}: {name!r} is not a signal that can be handled (SIGUSR1, ...)")
     for key, text in (("logs.redirects", config.logs.redirects), ("logs.tee", config.logs.tee)):
         std_of(text, f"{key} ({said.origin(key)})", 0)
+    for key, text in (("vault.memory", config.vault.memory), ("vault.rate", config.vault.rate)):
+        size_of(text or "0", f"{key} ({said.origin(key)})")
     _check_ladder(config, said)
 
 

@@ -11,13 +11,14 @@ import msgspec
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """One worker under an agent. `channel`: its socket to the agent. `secret`: proves links to be ours."""
+    """One worker under an agent. `channel`: its socket to the agent. `secret`: proves links to be ours.
+    `vault`: abstract name of its node's vault's socket, in hex; empty: there is none."""
 
     worker: str  # node/local_rank#life
     address: str  # where workers of other nodes reach this one
     secret: bytes
     channel: int
-    vault: str = ""  # name of its node's vault's socket, in hex; empty: there is none
+    vault: str = ""
 
 
 _mine: Identity | None = None

@@ -301,11 +301,6 @@ class FileSource:
         self._reader.close()
 
 
-def persister(where: str, **retention: int) -> Checkpoints:
-    """For a vault: settings are those of Retention."""
-    return Checkpoints(where, Retention(**retention))
-
-
 def _manifest(indexes: Sequence[Index], metadata: bytes) -> Manifest:
     """The same bytes whoever makes it."""
     files = [layout.File(METADATA, len(metadata), layout.checksum(metadata))]

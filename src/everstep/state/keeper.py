@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from everstep.state import memory, slots
+from everstep.state.available import available_bytes
 from everstep.state.image import Damaged, Index
 from everstep.state.memory import Region
 from everstep.state.slots import News, Shard, Work
@@ -26,10 +27,19 @@ NICE = 10
 MAX_WHY = 500  # characters
 
 
+class Written(Protocol):
+    """`complete`: all shards of the step are on disk. `wrote`: by us."""
+
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def wrote(self) -> bool: ...
+
+
 class Persister(Protocol):
     """Writes images to one place on disk. Called in a thread; one write of a shard at a time."""
 
-    def write(self, index: Index, data: memoryview) -> None:
+    def write(self, index: Index, data: memoryview) -> Written:
         """Raises OSError, ValueError, Damaged. `index` has sums. It may prune older ones afterwards."""
 
 
@@ -95,7 +105,7 @@ class Keeper:
 
     def ask(self, writer: int, num_bytes: int) -> tuple[int, int, Region]:
         """Memory for an image: number of the image, of the memory. Raises NoRoom, OSError."""
-        available = memory.available_bytes()
+        available = available_bytes()
         with self._changed:
             commands = self._feed(slots.Asked(writer, 0, num_bytes, available))
             for command in commands:
@@ -257,28 +267,31 @@ class Keeper:
 
     def _run(self, task: slots.Task) -> None:
         try:
-            self._work(task, self._cancels[task.number])
+            complete = self._work(task, self._cancels[task.number])
         except Cancelled:
             self._finish(slots.Failed(task.number, ""))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is said and tried again
             self._finish(slots.Failed(task.number, f"{type(error).__name__}: {error}"[:MAX_WHY]))
         else:
-            self._finish(slots.Done(task.number))
+            self._finish(slots.Done(task.number, complete))
 
-    def _work(self, task: slots.Task, cancelled: threading.Event) -> None:
+    def _work(self, task: slots.Task, cancelled: threading.Event) -> bool:
+        """Whether the step is complete on disk now."""
         index = self.summed(task.image, cancelled)
         if task.work is Work.SUM:
-            return
+            return False
         view = self._data(task.image)[1][: index.num_bytes]
-        match task.work:
-            case Work.SEND:
-                try:
-                    self._send(task.target, index, view, cancelled)
-                except Damaged:  # is it ours that is damaged, or what arrived?
-                    self.verify(Shard(index.shard, index.num_shards), index.step)
-                    raise
-            case Work.WRITE:
-                self._persister_of(self._persist[task.image]).write(index, view)
+        try:
+            if task.work is Work.SEND:
+                self._send(task.target, index, view, cancelled)
+                return False
+            written = self._persister_of(self._persist[task.image]).write(index, view)
+        except Damaged:  # is it ours that is damaged, or what arrived?
+            self.verify(Shard(index.shard, index.num_shards), index.step)
+            raise
+        if not written.wrote and not written.complete:
+            raise Cancelled  # another process is writing it, and may die: look again
+        return written.complete
 
     def _finish(self, event: slots.Done | slots.Failed) -> None:
         with self._changed:
@@ -307,15 +320,17 @@ class Keeper:
                     self._feed(slots.Tick())
 
     def unwritten(self, timeout_s: float) -> int:
-        """How many images are still to be written to disk, once that is none or the time is over."""
+        """How many images are not on disk as they should be, once none is being written or the time is over."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._to_write(), timeout_s)
+            self._changed.wait_for(lambda: not self._to_write(failed=False), timeout_s)
             self._ended = True
             self._changed.notify_all()
-            return self._to_write()
+            return self._to_write(failed=True)
 
-    def _to_write(self) -> int:
-        return sum(task.work is Work.WRITE for task in self._slots.tasks.values())
+    def _to_write(self, failed: bool) -> int:
+        """`failed`: also those that have failed and wait for another try."""
+        tasks = [task for task in self._slots.tasks.values() if task.work is Work.WRITE]
+        return sum(failed or task.running or not task.attempts for task in tasks)
 
 
 def _until(cancelled: threading.Event | None, sums: Iterator[int]) -> Iterator[int]:

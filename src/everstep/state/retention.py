@@ -30,7 +30,9 @@ class Retention(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.newest < 1 or self.every < 0:
-            raise ValueError(f"at least the newest checkpoint is kept: got newest={self.newest}, every={self.every}")
+            raise ValueError(
+                f"at least the newest checkpoint is kept, and every n-th: not {self.newest} and {self.every}"
+            )
 
     def keeps(self, steps: Collection[int]) -> set[int]:
         ordered = sorted(steps, reverse=True)
@@ -105,8 +107,8 @@ def sweep(store: Store, scan: Scan, older_than: int | None = None) -> tuple[str,
     gone = _leftovers(store, scan, older_than)
     for folder in gone:
         store.remove_folder(folder)
-    for folder in ("", *(step.folder for step in scan.complete)):
-        _stray_files(store, folder)
+    for step in scan.complete:
+        _stray_files(store, step.folder)
     return tuple(gone)
 
 
@@ -121,4 +123,4 @@ def _stray_files(store: Store, folder: str) -> None:
     strays = [name for name in store.sizes(folder) if TEMPORARY in name]
     if strays and not living(store, WRITING):
         for name in strays:
-            store.remove(f"{folder}/{name}" if folder else name)
+            store.remove(f"{folder}/{name}")

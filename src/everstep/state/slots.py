@@ -158,7 +158,10 @@ class ReadEnded(NamedTuple):
 
 
 class Done(NamedTuple):
+    """`complete`: with this, all shards of the step are on disk."""
+
     task: int
+    complete: bool = False
 
 
 class Failed(NamedTuple):
@@ -224,13 +227,17 @@ class Forget(NamedTuple):
 
 
 class News(msgspec.Struct, frozen=True, tag="news"):
-    """What became of an image: `what` is a State, or what failed (`why`), or SKIPPED."""
+    """What became of an image: `what` is a State, or what failed (`why`), or SKIPPED.
+
+    `complete`, of one that is persistent: all shards of the step are on disk.
+    """
 
     what: str
     shard: Shard
     step: int
     why: str = ""
     target: str = ""
+    complete: bool = False
 
 
 Command = Allocate | Discard | Give | Refuse | Run | Cancel | Forget | News
@@ -396,7 +403,7 @@ def _(event: Done, slots: Slots, said: list[Command], _now_s: float) -> Slots:
             image, what = msgspec.structs.replace(image, durable=True), State.PERSISTENT
     assert image.shard is not None
     if what is not State.CACHED:
-        said.append(News(what, image.shard, image.step, target=task.target))
+        said.append(News(what, image.shard, image.step, target=task.target, complete=event.complete))
     return _put(slots, image)
 
 
@@ -490,7 +497,7 @@ def _image_in(slots: Slots, memory: int) -> Image | None:
 
 
 def _busy(slots: Slots, image: Image) -> bool:
-    """Being written or read; or to be sent or written. Sums of what is not needed are given up, however far they are."""
+    """In use.  Sums of what is not needed are given up, however far they are."""
     if image.shard is None or image.readers:
         return True
     return any(task.image == image.number and task.work is not Work.SUM for task in slots.tasks.values())

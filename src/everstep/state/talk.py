@@ -62,7 +62,7 @@ Greeting = Hello | Challenge | Proof | Refused
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Write the image to disk. `settings`: what the persister takes besides, such as how many to keep."""
+    """Write the image to disk. `settings`: of retention, as {"newest": 2}; none: all checkpoints stay."""
 
     where: str
     settings: dict[str, Any] = {}

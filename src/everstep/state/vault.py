@@ -21,16 +21,15 @@ from pathlib import Path
 import msgspec
 
 from everstep.state import talk
+from everstep.state.available import available_bytes
 from everstep.state.desk import Desk, peer_of
 from everstep.state.keeper import Keeper
-from everstep.state.memory import available_bytes
 from everstep.state.replicate import Peers
 from everstep.state.slots import News
 from everstep.state.vault_options import FINISH_SIGNAL, Options
 
 MOST_STRANGERS = 64  # connections which have not proved the secret yet
 GREETING_S = 5.0
-STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # sent to everybody: the last saves need the vault
 
 
 class Vault:
@@ -133,9 +132,9 @@ def _bracketed(host: str) -> str:
 def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for name in STOPPING:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
     options = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Options)
+    for name in options.ignored:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
     vault = Vault(options)
     unwritten = vault.run()
     if unwritten:

@@ -20,4 +20,5 @@ class Options(msgspec.Struct, frozen=True):
     budget_bytes: int = 0  # of images; 0: half of what is available
     rate_bytes_per_s: float = 0.0  # of each copy to a peer; 0: as fast as it goes
     finish_s: float = 60.0  # for the last writes, once it is to end
-    persister: str = "everstep.state.disk:persister"
+    ignored: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # sent to everybody: the last saves need it
+    persister: str = "everstep.state.persist:checkpoints"  # makes what writes to disk
