@@ -57,7 +57,7 @@ class Script:
                         next(self.model.parameters()).fill_(math.nan)
                 self.seen.append(step.index)
                 yield run
-                until(lambda: run.saves.durable == run.saves.requested or bool(run.saves.failed))
+                until(lambda: run.saves.durable == run.saves.requested or run.saves.failed_step > 0)
 
     def run(self, num_steps: int) -> Script:
         for _ in self.steps(num_steps):
@@ -75,6 +75,10 @@ def until(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def same(one: Script, other: Script) -> bool:
@@ -153,7 +157,7 @@ def test_a_vault_that_dies_costs_a_save_and_no_step(
     script = Script(everstep.Saving(tmp_path, every=0, memory_every=1))
     for _ in script.steps(24):
         if len(script.seen) == 9:
-            (vault,) = (pid for pid in procfs.children(os.getpid()) if b"everstep.state.vault" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            (vault,) = (pid for pid in procfs.children(os.getpid()) if b"everstep.state.vault" in command(pid))
             os.kill(vault, signal.SIGKILL)
     assert same(script, undisturbed) and found(tmp_path) == [24]
     assert "the vault of this node is gone" in capfd.readouterr().err

@@ -109,7 +109,7 @@ class Keeping:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def finish(self) -> None:
-        """The job's steps are through. Raises SaveFailed when this process is the whole job and its state is not saved."""
+        """The job's steps are through. Raises SaveFailed when this process is the whole job and the save fails."""
         if self._snapshots is None or self._saving.where is None:
             return
         self._seat(self._snapshots)

@@ -10,10 +10,10 @@ from pathlib import Path
 class Saving:
     """How a session keeps its state, in the memory of nodes and on disk.
 
-    where: a folder that all nodes see, or a URL of fsspec (s3://bucket/run); None: memory only. `every`, `memory_every`:
-    steps from one save to the next; None: as often as `overhead` permits, 0: never. overhead: the part of the step
-    time that saves may cost, for each of the two. copies: nodes which have each part of the state in memory. keep:
-    newest checkpoints that stay on disk. series: those of every so many steps stay too; 0: none.
+    where: a folder that all nodes see, or a URL of fsspec (s3://bucket/run); None: memory only. every, memory_every:
+    steps from one save to the next; None: as often as `overhead` permits, 0: never. overhead: the part of the step time
+    that saves may cost, for each of the two. copies: nodes which have each part of the state in memory. keep: newest
+    checkpoints that stay on disk. series: those of every so many steps stay too; 0: none.
     """
 
     where: str | Path | None = None

@@ -82,7 +82,11 @@ class Session:
     """`with session() as run`. One a process. Its methods are for the main thread."""
 
     def __init__(
-        self, seed: int = 0, log_file: str | Path | None = None, library: str | None = None, saving: Saving | None = None
+        self,
+        seed: int = 0,
+        log_file: str | Path | None = None,
+        library: str | None = None,
+        saving: Saving | None = None,
     ) -> None:
         self.seed = seed
         self._log_file = Path(log_file) if log_file is not None else None
@@ -237,7 +241,7 @@ class Session:
 
     @property
     def saves(self) -> Saves:
-        """How far saves to disk are: `requested`, `durable` (steps committed; -1: none), `failed` (why the last did)."""
+        """How far saves to disk are, as this member knows: `requested`, `durable`, `failed_step`, `failed` (why)."""
         return self._keeping.saves
 
     # The engine's view ----------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class Snapshots:
             self._writing.pop(step, None)
             self._ended += [(Tier.MEMORY, 0.0), (Tier.DISK, 0.0)]
         if tier is Tier.DISK:
-            self._note(failed=f"step {step}: {error}")
+            self._note(failed=(step, str(error)))
         self._say(f"step {step} is not kept in memory: {error}" if tier is Tier.MEMORY else f"save failed: {error}")
 
     # News -----------------------------------------------------------------------------------------------
@@ -201,19 +201,17 @@ class Snapshots:
     def on_news(self, news: News) -> None:
         """Of the vault, in a thread of its client."""
         if news.what == State.PERSISTENT:
-            self._written(news.step)
+            self._writes_no_more(news.step)
+            if news.complete:
+                self._note(durable=news.step)
         elif news.what == SKIPPED:  # the newer one is on its way
             self._writes_no_more(news.step)
         elif news.target and news.target == self._where:
             self._writes_no_more(news.step)
-            self._note(failed=f"step {news.step}: {news.why}")
+            self._note(failed=(news.step, news.why))
             self._say(f"save of step {news.step} to {news.target} failed: {news.why}")
         elif news.why:
             self._say(f"step {news.step}: {news.what}: {news.why}")
-
-    def _written(self, step: int) -> None:
-        self._writes_no_more(step)
-        self._note(durable=step)
 
     def _writes_no_more(self, step: int) -> None:
         with self._news:
@@ -222,14 +220,12 @@ class Snapshots:
                 self._ended.append((Tier.DISK, time.monotonic() - began_s))
             self._news.notify_all()
 
-    def _note(self, requested: int = -1, durable: int = -1, failed: str = "") -> None:
+    def _note(self, requested: int = -1, durable: int = -1, failed: tuple[int, str] = (-1, "")) -> None:
         with self._news:
             old = self._saves
-            self._saves = saves = Saves(
-                max(old.requested, requested),
-                max(old.durable, durable),
-                failed or ("" if durable >= old.requested or requested > old.requested else old.failed),
-            )
+            if failed[0] < old.failed_step:
+                failed = old.failed_step, old.failed
+            self._saves = saves = Saves(max(old.requested, requested), max(old.durable, durable), *failed)
             self._news.notify_all()
         self._tell(saves)
 
@@ -239,18 +235,14 @@ class Snapshots:
             return self._saves
 
     def finish(self, step: int, epoch: int) -> bool:
-        """Save this state to disk, unless it was, and wait until it is there; False when it is not."""
+        """Save this state to disk, unless it was, and wait until this member's part is there; False when it is not."""
         if self._where is not None and self.saves.requested < step:
             self._due = Tier.DISK, step, epoch
             self.take()
-        return self.until_durable()
-
-    def until_durable(self, timeout_s: float | None = None) -> bool:
-        """Wait until what was requested is on disk or has failed; whether it is on disk."""
         self.settle()
         with self._news:
-            self._news.wait_for(lambda: not self._writing, timeout_s)
-            return not self._saves.failed and not self._writing
+            self._news.wait_for(lambda: not self._writing)
+            return self._saves.failed_step < step
 
     def _say(self, text: str) -> None:
         """Once each: a full disk would be told with every save."""
