@@ -1,8 +1,8 @@
 """Everstep keeps a PyTorch training job running through failures. Start with `everstep run --help`.
 
 In a script: `everstep.session()`, which gives a `Session`, `everstep.Batches` and `everstep.Saving`; or
-`everstep.restartable`, for a function that owns its loop. They need torch and are imported when first asked for: the command line, the controller
-and the agents do without it.
+`everstep.restartable`, for a function that owns its loop. They need torch and are imported when first asked for: the
+command line, the controller and the agents do without it.
 """
 
 from __future__ import annotations

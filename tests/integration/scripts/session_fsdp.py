@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from session_train import data, die, write
+from session_train import add_saving, data, die, saving, write
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -51,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="without what depends on the split of a batch")
     parser.add_argument("--keep", action="store_true", help="whole parameters between forward and backward")
     parser.add_argument("--no-sync", action="store_true", help="sum gradients once a step")
+    add_saving(parser)
     return parser.parse_args()
 
 
@@ -81,7 +82,7 @@ def main() -> None:
     batches = everstep.Batches(data(), global_batch=args.global_batch, micro_batch=args.micro_batch, seed=5)
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
-    with everstep.session(seed=11) as run:
+    with everstep.session(seed=11, checkpoints=saving(args)) as run:
         mesh = run.mesh(shards=args.shards)
         model, place = build(0.0 if args.plain else 0.1, not args.plain), Place(args, run)
         place.watch(model[2])

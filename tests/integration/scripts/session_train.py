@@ -99,7 +99,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--bug", type=int, default=-1)
     parser.add_argument("--leave", type=int, default=-1)
+    add_saving(parser)
     return parser.parse_args()
+
+
+def add_saving(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoints", type=Path)
+    parser.add_argument("--every", type=int, default=0, help="steps between saves to disk")
+    parser.add_argument("--memory-every", type=int, default=1, help="steps between those in memory")
+
+
+def saving(args: argparse.Namespace) -> everstep.Saving:
+    return everstep.Saving(args.checkpoints, every=args.every, memory_every=args.memory_every)
 
 
 def start_child(out: Path) -> None:
@@ -123,7 +134,7 @@ def main() -> None:
     faults = [Fault(text, args.out) for text in args.fault]
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
-    with everstep.session(seed=11, library=args.library) as run:
+    with everstep.session(seed=11, library=args.library, checkpoints=saving(args)) as run:
         run.protect(model=model, optimizer=optimizer, schedule=schedule)
         at = {"step": -1, "role": -1}
 
