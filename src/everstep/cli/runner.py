@@ -145,7 +145,7 @@ class Launcher:
         for node, address in self.seat.nodes:
             await self._start_agent(node, address)
             self._mind(self._mind_agent(node, address))
-            self._mind(self.vaults.mind(node, address))
+            self._mind(self.vaults.mind(node))
         while not self.ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), 0.2)
@@ -217,7 +217,7 @@ class Launcher:
             launcher_pid=os.getpid(),
             remote=self.listener is None,
             config=self.config,
-            vault=self.vaults.listen(node),
+            vault=self.vaults.listen(node, address),
         )
         self.incarnations[node] = options.incarnation
         with open(os.memfd_create("everstep-agent"), "wb") as file:  # needs no room on a disk

@@ -12,15 +12,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from everstep.control.token import links_secret, read_token
 from everstep.core.config import RunConfig, size_of
+from everstep.core.identity import VaultPlace
 from everstep.state.available import available_bytes
-from everstep.state.vault_options import FINISH_SIGNAL, Options
+from everstep.state.vault_options import FINISH_SIGNAL, Options, endpoint_of, tcp_listener, unix_listener
 
 MOST_DEATHS = 5  # within a minute: one that dies more often is given up
 PERIOD_S = 60.0
@@ -37,44 +38,43 @@ class Vaults:
         memory = config.vault.memory
         share = available_bytes() // 2 // max(num_nodes, 1)
         self._budget = size_of(memory, "vault.memory") if memory else share
-        self._listeners: dict[str, socket.socket] = {}
+        self._listeners: dict[str, tuple[socket.socket, socket.socket]] = {}  # for workers, for other vaults
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
-    def listen(self, node: str) -> str:
-        """The name of its socket, in hex, which stays the same whoever dies; empty when nothing is to be kept."""
+    def listen(self, node: str, address: str) -> VaultPlace:
+        """Where it is found, which stays the same whoever dies; nowhere when nothing is to be kept."""
         if not self._budget:
-            return ""
+            return VaultPlace()
         if node not in self._listeners:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listener.bind("")  # the kernel chooses a free abstract name
-            listener.listen(128)
-            self._listeners[node] = listener
-        name: bytes = self._listeners[node].getsockname()
-        return name.hex()
+            self._listeners[node] = unix_listener(), tcp_listener(address or "127.0.0.1")
+        local, remote = self._listeners[node]
+        return VaultPlace(local.getsockname().hex(), endpoint_of(remote))
 
-    async def mind(self, node: str, address: str) -> None:
+    async def mind(self, node: str) -> None:
         """Start the vault of a node whenever somebody wants it and there is none. To be cancelled."""
         if node not in self._listeners:
             return
         deaths: list[float] = []
         while len(deaths) < MOST_DEATHS:
             await _readable(self._listeners[node])
-            process = await self._open(node, address)
+            process = await self._open(node)
             status = await process.wait()
             deaths = [t for t in deaths if time.monotonic() - t < PERIOD_S] + [time.monotonic()]
             how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
             print(f"everstep: the vault of {node} died ({how}); what it kept in memory is lost", file=sys.stderr)
         print(f"everstep: the vault of {node} dies again and again; giving up", file=sys.stderr)
-        self._listeners.pop(node).close()
+        for listener in self._listeners.pop(node):
+            listener.close()
 
-    async def _open(self, node: str, address: str) -> asyncio.subprocess.Process:
-        listener = self._listeners[node].fileno()
+    async def _open(self, node: str) -> asyncio.subprocess.Process:
+        local, remote = self._listeners[node]
         rate = size_of(self._config.vault.rate or "0", "vault.rate")
         options = Options(
             node,
             links_secret(read_token(self._token_file)),
-            listener,
-            address or "127.0.0.1",
+            local.fileno(),
+            remote.fileno(),
+            endpoint_of(remote),
             os.getpid(),
             self._budget,
             rate,
@@ -86,7 +86,8 @@ class Vaults:
             file.flush()
             python = self._config.worker.python or sys.executable
             command = [python, "-m", "everstep.state.vault", f"/proc/self/fd/{file.fileno()}"]
-            self._processes[node] = await self._start(command, [file.fileno(), listener], f"vault-{node}.pid")
+            fds = [file.fileno(), local.fileno(), remote.fileno()]
+            self._processes[node] = await self._start(command, fds, f"vault-{node}.pid")
         return self._processes[node]
 
     @property
@@ -104,16 +105,20 @@ class Vaults:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        for listener in self._listeners.values():
-            listener.close()
+        for listeners in self._listeners.values():
+            for listener in listeners:
+                listener.close()
         return all(process.returncode == 0 for process in living)
 
 
-async def _readable(sock: socket.socket) -> None:
+async def _readable(socks: Sequence[socket.socket]) -> None:
+    """Until somebody waits at one of them."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_reader(sock, lambda: None if ready.done() else ready.set_result(None))
+    for sock in socks:
+        loop.add_reader(sock, lambda: None if ready.done() else ready.set_result(None))
     try:
         await ready
     finally:
-        loop.remove_reader(sock)
+        for sock in socks:
+            loop.remove_reader(sock)

@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from everstep.core.identity import VaultPlace
+
 
 class Kind(str, enum.Enum):
     SCRIPT = "script"  # run a Python file as __main__ (runpy.run_path)
@@ -35,7 +37,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     worker: str = ""  # its name in formations
     address: str = ""  # where other nodes reach it
     secret: bytes = b""  # proves links between workers; never in the environment
-    vault: str = ""  # where its node's vault listens
+    vault: VaultPlace = VaultPlace()
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):

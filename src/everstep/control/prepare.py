@@ -18,6 +18,7 @@ from everstep.control.launch import Kind, SpawnRequest, Warm
 from everstep.control.output import line_prefix
 from everstep.control.token import links_secret
 from everstep.core.config import RunConfig, Std
+from everstep.core.identity import VaultPlace
 from everstep.core.types import EpochPlan
 
 STORE = -1  # the store's place among the keys of an epoch
@@ -40,7 +41,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     launcher_pid: int
     remote: bool  # the controller is on another host
     config: RunConfig
-    vault: str = ""  # name of the socket of this node's vault
+    vault: VaultPlace = VaultPlace()
 
 
 class Workplace:

@@ -10,15 +10,21 @@ from pathlib import Path
 import msgspec
 
 
+class VaultPlace(msgspec.Struct, frozen=True):
+    """Where a node's vault is found, alive or not: who listens there starts it when somebody comes."""
+
+    socket: str = ""  # abstract name of its Unix socket for workers, in hex; empty: the node has none
+    endpoint: str = ""  # "host:port" for vaults of other nodes
+
+
 class Identity(msgspec.Struct, frozen=True):
-    """One worker under an agent. `channel`: its socket to the agent. `secret`: proves links to be ours.
-    `vault`: abstract name of its node's vault's socket, in hex; empty: there is none."""
+    """One worker under an agent. `channel`: its socket to the agent. `secret`: proves links to be ours."""
 
     worker: str  # node/local_rank#life
     address: str  # where workers of other nodes reach this one
     secret: bytes
     channel: int
-    vault: str = ""
+    vault: VaultPlace = VaultPlace()
 
 
 _mine: Identity | None = None

@@ -29,7 +29,7 @@ from everstep.state import memory, talk
 from everstep.state.image import Damaged, Index, decode, encode
 from everstep.state.slots import News, Shard
 from everstep.state.talk import Kept, Persist, TalkError
-from everstep.state.vault_options import Options
+from everstep.state.vault_options import Options, endpoint_of, tcp_listener, unix_listener
 
 __all__ = ["Kept", "KeptImage", "News", "NoRoom", "NotKept", "Persist", "Slot", "Vault", "VaultError", "VaultLost"]
 
@@ -128,7 +128,7 @@ class Vault:
     ) -> Vault:
         """A vault of this process's own, which ends with it. `secret`: of the vaults it may exchange images with."""
         secret = secret or secrets.token_bytes(32)
-        own = _Own(Options("alone", secret, 0, "127.0.0.1", os.getpid(), budget_bytes, **options))
+        own = _Own(Options("alone", secret, -1, -1, "", os.getpid(), budget_bytes, **options))
         vault = cls(own.address, secret, on_news)
         vault._own = own
         return vault
@@ -315,11 +315,10 @@ class _Own:
     """A vault which this process starts: on a listening socket of ours, so that one which died is started again."""
 
     def __init__(self, options: Options) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("")  # the kernel chooses a free abstract name
-        self._listener.listen(16)
-        self.address = self._listener.getsockname().hex()
-        self.options = msgspec.structs.replace(options, listen_fd=self._listener.fileno())
+        self._local, self._remote = unix_listener(), tcp_listener("127.0.0.1")
+        self.address: str = self._local.getsockname().hex()
+        fds = {"listen_fd": self._local.fileno(), "remote_fd": self._remote.fileno()}
+        self.options = msgspec.structs.replace(options, endpoint=endpoint_of(self._remote), **fds)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -329,11 +328,12 @@ class _Own:
             file.write(msgspec.json.encode(self.options))
             file.flush()
             command = [sys.executable, "-m", "everstep.state.vault", f"/proc/self/fd/{file.fileno()}"]
-            fds = (file.fileno(), self.options.listen_fd)
+            fds = (file.fileno(), self.options.listen_fd, self.options.remote_fd)
             self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
 
     def close(self) -> None:
-        self._listener.close()
+        self._local.close()
+        self._remote.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -39,9 +39,7 @@ class Vault:
         budget = options.budget_bytes or available_bytes() // 2
         self.keeper = Keeper(budget, self.peers.send, self._tell, self._unmap, options.persister)
         self.local = socket.socket(fileno=os.dup(options.listen_fd))
-        family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
-        self.remote = socket.create_server((options.address, 0), family=family, backlog=64)
-        self.endpoint = f"{_bracketed(options.address)}:{self.remote.getsockname()[1]}"
+        self.remote = socket.socket(fileno=os.dup(options.remote_fd))
         self.desks: dict[Desk, None] = {}
         self.strangers = threading.BoundedSemaphore(MOST_STRANGERS)
 
@@ -103,7 +101,7 @@ class Vault:
     def _worker(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         try:
-            desk = Desk(sock, peer_of(sock), self.keeper, self.peers, self.endpoint)
+            desk = Desk(sock, peer_of(sock), self.keeper, self.peers, self.options.endpoint)
         except ProcessLookupError:
             return
         self.desks[desk] = None
@@ -123,10 +121,6 @@ class Vault:
     def _unmap(self, memory: int) -> None:
         for desk in list(self.desks):
             desk.tell(talk.Unmap(memory))
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from everstep.comms.collectives import Communicator
 from everstep.comms.fabric import Fabric, Superseded
 from everstep.comms.link import LinkError
+from everstep.core import identity
 from everstep.core.dealing import RECENT, Dealing, Stream
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
@@ -115,7 +116,8 @@ class Engine:
         self._replaced = False  # in the step under way the state was overwritten from elsewhere
         self._restoring = False
         self._keep = Tier.NOTHING
-        self._vault = ""
+        mine = identity.mine()
+        self._vault = mine.vault.endpoint if mine is not None else ""
         self._saves = Saves()
         self._place: tuple[int, int] | None = None  # role and number of members, of a state that depends on them
         self._goal = 0
@@ -245,11 +247,6 @@ class Engine:
         with self._news:
             if not commit.acts_in(self._member, self._entered):
                 raise EpochBroken(self._entered, "another formation follows it")
-
-    def tell_vault(self, endpoint: str) -> None:
-        """Where this node's vault serves what it keeps to other nodes."""
-        self._vault = endpoint
-        self._tell()
 
     def tell_saves(self, saves: Saves) -> None:
         """What is known of saves to disk by now. From any thread."""

@@ -20,7 +20,7 @@ from everstep.core import identity
 from everstep.core.identity import Identity
 from everstep.core.saves import Saves, Tier
 from everstep.state import digest, flatten
-from everstep.state.client import News, Vault, VaultError
+from everstep.state.client import News, Vault
 from everstep.state.flatten import Stateful
 from everstep.train.engine import Engine
 from everstep.train.kept import Kept
@@ -51,17 +51,10 @@ class Keeping:
         job = os.environ.get("TORCHELASTIC_RUN_ID") if mine is not None else None
         job = job or f"alone-{secrets.token_hex(4)}"
         self._snapshots = snapshots = Snapshots(self._saving, job, make, self._objects, engine.tell_saves)
-        threading.Thread(target=self._introduce, args=(snapshots,), name="everstep-vault", daemon=True).start()
+        threading.Thread(target=snapshots.connect, name="everstep-vault", daemon=True).start()
         if self._saving.where is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._asked_to_stop)
-
-    def _introduce(self, snapshots: Snapshots) -> None:
-        """Not in the way of the first step: the vault may have to be started."""
-        try:
-            self._engine.tell_vault(snapshots.endpoint)
-        except VaultError as error:
-            print(f"everstep: nothing is kept in memory for now: {error}", file=sys.stderr)
 
     def _asked_to_stop(self, signum: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -164,6 +157,6 @@ def _vault_of(mine: Identity | None, saving: Saving) -> Callable[[Callable[[News
     """How to get to this node's vault; None where there is none, and nothing to keep."""
     if mine is None:
         return None if saving.where is None else lambda on_news: Vault.alone(on_news=on_news)
-    if not mine.vault:
+    if not mine.vault.socket:
         return None
-    return lambda on_news: Vault(mine.vault, mine.secret, on_news)
+    return lambda on_news: Vault(mine.vault.socket, mine.secret, on_news)

@@ -81,6 +81,13 @@ class Snapshots:
         self._said: set[str] = set()
         self._vault = make_vault(self.on_news)
 
+    def connect(self) -> None:
+        """In a thread beside the script's start: the vault may have to be started, which takes a moment."""
+        try:
+            _ = self._vault.endpoint
+        except VaultError as error:
+            self._say(f"nothing is kept in memory for now: {error}")
+
     # When -----------------------------------------------------------------------------------------------
 
     def ask(self, tier: Tier) -> None:
@@ -308,11 +315,6 @@ class Snapshots:
                 self._vault.pull(self._seats[role].vault, step, shard, len(places))
             sources.append(stack.enter_context(self._vault.open(step, shard, len(places))))
         return sources
-
-    @property
-    def endpoint(self) -> str:
-        """Where the node's vault serves what it keeps to other nodes. Raises VaultError."""
-        return self._vault.endpoint
 
     def interrupt(self) -> None:
         """From any thread: what waits for the vault raises; it is asked anew next time."""
