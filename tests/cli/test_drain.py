@@ -55,7 +55,7 @@ def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     address = presence.Address("127.0.0.1", port, "j1", str(token), "")
     with presence.publish(tmp_path, address):
         code, text = said(capsys, "node1", "--run", str(tmp_path))
-        assert code == ExitCode.UNREACHABLE and "nobody was asked to leave: no controller at" in text
+        assert code == ExitCode.UNREACHABLE and "nobody was asked: no controller at" in text
     code, text = said(capsys, "node1", "--run", str(tmp_path))
     assert code == ExitCode.GONE and "launcher is gone" in text
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from everstep.cli import presence
 from everstep.cli.presence import Address
+from everstep.control.journal import read
 from everstep.control.tls import client_context
 from everstep.control.token import read_token
 from everstep.control.transport import connect
+from everstep.core import events as e
 from everstep.core import wire
-from everstep.core.errors import EverstepError
+from everstep.core.errors import EverstepError, ExitCode, Unreachable, UsageError
 
 LATEST = Path("everstep_runs/latest")
 ANSWER_S = 2.0  # the controller has this long for its answer
 
 
-async def ask(address: Address, question: wire.Query | wire.DrainRequest) -> Mapping[str, Any] | str:
+async def ask(address: Address, question: wire.Query | wire.DrainRequest | wire.SaveRequest) -> Mapping[str, Any] | str:
     """What the controller says; why not, when it does not answer."""
     hello = wire.Hello(role="cli", node="", incarnation="", job=address.job)
     try:
@@ -33,3 +37,24 @@ async def ask(address: Address, question: wire.Query | wire.DrainRequest) -> Map
     except TimeoutError:
         return f"the controller at {address.host}:{address.port} took the question and does not answer"
     return reply.payload
+
+
+def running(run: Path) -> Address:
+    """Where the job's controller is. Raises UsageError when the job cannot be running."""
+    journal = run / "journal.jsonl"
+    if not journal.exists():
+        raise UsageError(f"no journal in {run}: --run takes the run folder that `everstep run` printed")
+    ended = [entry.event for entry in read(journal) if isinstance(entry.event, e.JobEnded)]
+    if ended:
+        raise UsageError(f"the job in {run} has ended (exit code {ended[-1].exit_code})")
+    address = presence.read(run)
+    if address is None:
+        raise UsageError(f"no {presence.NAME} in {run}: it is a copy, and does not tell where the job's controller is")
+    return address
+
+
+def no_answer(run: Path, address: Address, why: str) -> ExitCode:
+    if presence.launcher_lives(run, address) is False:
+        print(f"everstep: the job's launcher is gone, and the job with it: {why}", file=sys.stderr)
+        return ExitCode.GONE
+    raise Unreachable(f"nobody was asked: {why}; a dead controller is started again, so try again soon")

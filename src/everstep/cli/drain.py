@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 
 from everstep.cli import presence
-from everstep.cli.asking import LATEST, ask
+from everstep.cli.asking import LATEST, ask, no_answer, running
 from everstep.cli.presence import Address
-from everstep.control.journal import Follower, read
-from everstep.core import events as e
+from everstep.control.journal import Follower
 from everstep.core import wire
-from everstep.core.errors import ExitCode, Unreachable, UsageError
+from everstep.core.errors import ExitCode, UsageError
 from everstep.observe.leaving import Leaving
 
 LOOK_S = 0.1  # the journal is looked at this often
@@ -35,10 +34,10 @@ def drain(target: str, *, run: Path = LATEST, wait: bool = True, undo: bool = Fa
         wait: return only when the target has left.
         undo: the place of a worker that was drained is to be filled again.
     """
-    address = _running(run)
+    address = running(run)
     answer = asyncio.run(ask(address, wire.DrainRequest(target, undo)))
     if isinstance(answer, str):
-        return _no_answer(run, address, answer)
+        return no_answer(run, address, answer)
     if "refused" in answer:
         raise UsageError(str(answer["refused"]))
     name = str(answer["target"])
@@ -46,27 +45,6 @@ def drain(target: str, *, run: Path = LATEST, wait: bool = True, undo: bool = Fa
         print(f"{name} {'is to be filled again' if undo else 'is asked to leave'}")
         return ExitCode.OK
     return asyncio.run(_see_out(run, address, Leaving(name)))
-
-
-def _running(run: Path) -> Address:
-    """Where the job's controller is. Raises UsageError when the job cannot be running."""
-    journal = run / "journal.jsonl"
-    if not journal.exists():
-        raise UsageError(f"no journal in {run}: --run takes the run folder that `everstep run` printed")
-    ended = [entry.event for entry in read(journal) if isinstance(entry.event, e.JobEnded)]
-    if ended:
-        raise UsageError(f"the job in {run} has ended (exit code {ended[-1].exit_code}): nobody is left to leave it")
-    address = presence.read(run)
-    if address is None:
-        raise UsageError(f"no {presence.NAME} in {run}: it is a copy, and does not tell where the job's controller is")
-    return address
-
-
-def _no_answer(run: Path, address: Address, why: str) -> ExitCode:
-    if presence.launcher_lives(run, address) is False:
-        print(f"everstep: the job's launcher is gone, and the job with it: {why}", file=sys.stderr)
-        return ExitCode.GONE
-    raise Unreachable(f"nobody was asked to leave: {why}; a dead controller is started again, so try again soon")
 
 
 async def _see_out(run: Path, address: Address, leaving: Leaving) -> ExitCode:

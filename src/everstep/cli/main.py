@@ -25,6 +25,7 @@ COMMANDS = {
     "drain": ("everstep.cli.drain:drain", "Take a node or a worker out of a running job; the others go on."),
     "ledger": ("everstep.cli.ledger:ledger", "Show which samples the committed steps of a job consumed."),
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
+    "save": ("everstep.cli.save:save", "Save the state of a running job to its checkpoints, now."),
     "schedules": ("everstep.cli.replay:schedules", "Play random faults against the control plane on a virtual clock."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),
 }

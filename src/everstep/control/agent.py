@@ -131,6 +131,8 @@ class Agent:
                 crew.end_lingering(local_rank)
             case n.StopAtStep(local_ranks, step) if crew:
                 crew.stop_at(local_ranks, step)
+            case n.AskSave(number) if crew:
+                crew.ask_save(number)
             case n.Sweep(epoch):
                 self._sweep(epoch)
             case n.Report(report):

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.control import drain, lifecycle, roles
+from everstep.control import drain, lifecycle, roles, saved
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
@@ -233,6 +233,8 @@ class Controller:
                 self.feed(e.NodeGone(node, incarnation, NodeLoss.DIED))
             case wire.DrainRequest():
                 link.send(wire.Reply(self._drain(message)))
+            case wire.SaveRequest():
+                link.send(wire.Reply(self._save()))
             case wire.Query():
                 link.send(wire.Reply(self.status()))
             case _:
@@ -295,6 +297,14 @@ class Controller:
             return {"refused": str(error)}
         self.feed(e.DrainAsked(target, asked.undo))
         return {"target": target}
+
+    def _save(self) -> dict[str, object]:
+        try:
+            saved.require(self.job)
+        except UsageError as error:
+            return {"refused": str(error)}
+        self.feed(e.SaveAsked(self.job.save_asked + 1))
+        return {"asked": self.job.save_asked}
 
     def _progressed(self, message: NodeProgress, now: float) -> None:
         if message.epoch != self.job.epoch or self.job.plan is None:

@@ -372,6 +372,12 @@ class Crew:
             if worker.page is not None:
                 worker.page[Word.STOP_AT_STEP] = step
 
+    def ask_save(self, number: int) -> None:
+        """Sessions look before each vote. A worker that is not there yet restores what is newer than the wish."""
+        for worker in self.workers.values():
+            if worker.page is not None:
+                worker.page[Word.SAVE_ASKED] = number
+
     def cut(self, local_ranks: Iterable[int], addresses: set[str], except_ports: set[int]) -> int:
         """Shut the TCP connections of these workers to the epoch's nodes; raises sockets.CutRefused."""
         pids = [self.workers[r].pid for r in local_ranks if self.workers[r].pid and not self.workers[r].gone]

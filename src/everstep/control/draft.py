@@ -51,7 +51,8 @@ class Draft:
     def _order(self, node: str, wanted: Directive) -> None:
         leave, vacant = self._drained(node)
         term, seq = self.job.term, self.job.seq + 1
-        wanted = msgspec.structs.replace(wanted, term=term, seq=seq, leave=leave, vacant=vacant)
+        asked = self.job.save_asked
+        wanted = msgspec.structs.replace(wanted, term=term, seq=seq, leave=leave, vacant=vacant, save_asked=asked)
         known = self.job.directives.get(node)
         if known is not None and msgspec.structs.replace(known, term=wanted.term, seq=wanted.seq) == wanted:
             return

@@ -119,6 +119,7 @@ class Job(msgspec.Struct, frozen=True):
     lives: dict[int, int] = {}  # rank -> life that its process must have, where it is not 0
     departed: dict[int, Exit] = {}  # rank -> how its former life ended, as far as it is known
     dealt: tuple[Dealing, ...] = ()  # the last ones in the journal
+    save_asked: int = 0  # wishes of persons for a save, so far
     drains: frozenset[str] = frozenset()  # who is to leave: nodes until they have left, and places (node/local_rank)
     stop: e.StopAsked | None = None
     outcome: Outcome | None = None

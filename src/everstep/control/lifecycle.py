@@ -46,6 +46,10 @@ def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
             if undo:
                 changes.refill(draft, target)
             draft.remind(target if target in job.nodes else target.rpartition("/")[0])
+        case e.SaveAsked(number):
+            draft.set(save_asked=number)
+            for name in job.nodes:
+                draft.remind(name)
         case e.Ticked():
             pass
     _react(draft)

@@ -161,6 +161,12 @@ class EndLingering(msgspec.Struct, frozen=True):
     local_rank: int
 
 
+class AskSave(msgspec.Struct, frozen=True):
+    """Tell the workers that a person wants the state on disk: the number of the wish."""
+
+    number: int
+
+
 class StopAtStep(msgspec.Struct, frozen=True):
     local_ranks: tuple[int, ...]
     step: int
@@ -180,7 +186,9 @@ class Quit(msgspec.Struct, frozen=True):
     pass
 
 
-Command = Launch | Respawn | Tell | SignalWorkers | CutSockets | EndLingering | StopAtStep | Sweep | Report | Quit
+Command = (
+    Launch | Respawn | Tell | SignalWorkers | CutSockets | EndLingering | StopAtStep | AskSave | Sweep | Report | Quit
+)
 
 
 def step(node: Node, event: NodeEvent, now: float) -> tuple[Node, list[Command]]:
@@ -270,6 +278,8 @@ class _Draft:
         if (directive.term, directive.seq) <= (known.term, known.seq):
             return
         self.set(directive=directive)
+        if directive.save_asked > known.save_asked:
+            self.commands.append(AskSave(directive.save_asked))
         if directive.leave and not self.node.report.leaving:
             self.leave()
         self.follow()

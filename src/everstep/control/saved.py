@@ -9,7 +9,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from everstep.control.draft import Draft
+from everstep.control.job import ENDED, Job, Stage
 from everstep.core import events as e
+from everstep.core.errors import UsageError
 from everstep.core.formation import ROLLBACKS, Rollback, SessionReport
 from everstep.core.saves import Saves
 from everstep.core.types import Exit, NodeReport
@@ -74,6 +76,15 @@ def _rolled_back(draft: Draft, rollback: Rollback) -> None:
         draft.tell(
             "step-fell-back", f"no state was kept anywhere: the job began at step 0 again, {lost} steps are lost"
         )
+
+
+def require(job: Job) -> None:
+    """Raises UsageError when nobody can save this job's state because a person wants it."""
+    if job.stage in ENDED or job.stage is Stage.STOPPING:
+        raise UsageError("the job ends already, and saves what there is to save")
+    if job.formation is None:
+        why = "it saves what it wants when it wants" if job.plan is not None else "it has not begun"
+        raise UsageError(f"the script has no session that runs: {why}")
 
 
 def _saves(draft: Draft, told: Saves) -> None:

@@ -75,6 +75,12 @@ class DrainAsked(Event, frozen=True):
     undo: bool = False
 
 
+class SaveAsked(Event, frozen=True):
+    """A person wants the state after the next step on disk. Wishes are counted from 1."""
+
+    number: int
+
+
 class Ticked(Event, frozen=True):
     """Time passed; journalled only when it made the machine act."""
 
@@ -88,6 +94,7 @@ Input = (
     | HangJudged
     | StopAsked
     | DrainAsked
+    | SaveAsked
     | Ticked
 )
 

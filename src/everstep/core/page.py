@@ -20,7 +20,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9  # a worker that gets it writes the Python s
 
 
 class Word(enum.IntEnum):
-    """Index of each 64-bit word behind the mutex. All are written by the worker but STOP_AT_STEP."""
+    """Index of each 64-bit word behind the mutex. All are written by the worker but STOP_AT_STEP, SAVE_ASKED."""
 
     STEPS = 0  # optimizer steps of this attempt
     STEP_NS = 1  # time of the last one
@@ -40,6 +40,7 @@ class Word(enum.IntEnum):
     LOADS = 15  # torch.load and friends
     READY_NS = 16  # the worker holds the mutex and is about to run the script
     EXIT_STATUS = 17  # status the script ended with, plus one
+    SAVE_ASKED = 19  # written by the agent: how often a person wanted the state on disk
     FIRST_TOTAL_STEP = 18  # the optimizer's own count at the first step of this attempt, plus one; 0: unknown
 
 

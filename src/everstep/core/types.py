@@ -188,6 +188,7 @@ class Directive(msgspec.Struct, frozen=True, tag=True):
     lives: tuple[int, ...] = ()  # with RUN: a place with an older life is to get a new process; empty: all 0
     leave: bool = False  # a person wants the node out of the job: it gives itself up, whatever else it is to do
     vacant: tuple[int, ...] = ()  # places that a person wants empty: they get no new process
+    save_asked: int = 0  # how often a person wanted the state on disk
 
 
 class StacksAsked(msgspec.Struct, frozen=True, tag=True):

@@ -112,6 +112,10 @@ class DrainRequest(_Message, frozen=True):
     undo: bool = False
 
 
+class SaveRequest(_Message, frozen=True):
+    """Somebody wants the job's state on disk. The Reply has `asked`, which wish this is, or why not: `refused`."""
+
+
 class NodeDied(_Message, frozen=True):
     """A launcher saw an agent's process end. `status`: exit status, or minus the signal."""
 
@@ -132,6 +136,7 @@ Talk = (
     | Reply
     | StopRequest
     | DrainRequest
+    | SaveRequest
     | NodeDied
     | Bye
     | NodeReport

@@ -61,6 +61,11 @@ def committed(steps: int) -> None:
     _progress.committed(steps)
 
 
+def save_asked() -> int:
+    """How often a person wanted the state on disk."""
+    return _progress.save_asked
+
+
 def again(on_first: Callable[[], None]) -> float:
     """The script is entered again: see Progress.again."""
     return _progress.again(on_first)

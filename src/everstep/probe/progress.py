@@ -121,6 +121,11 @@ class Progress:
         self.session = True
         self._stepped(steps, steps, time.monotonic_ns())
 
+    @property
+    def save_asked(self) -> int:
+        """How often a person wanted the state on disk."""
+        return self.words[Word.SAVE_ASKED]
+
     def _stepped(self, steps: int, total: int, now: int) -> None:
         words = self.words
         words[Word.LIFE_NS] = now

@@ -19,6 +19,7 @@ from types import FrameType
 from everstep.core import identity
 from everstep.core.identity import Identity
 from everstep.core.saves import Saves, Tier
+from everstep.probe import boot
 from everstep.state import digest, flatten
 from everstep.state.client import News, Vault
 from everstep.state.flatten import Stateful
@@ -40,6 +41,7 @@ class Keeping:
         self._snapshots: Snapshots | None = None
         self._began_s = 0.0
         self._stopping = False
+        self._asked = boot.save_asked()
 
     def open(self, engine: Engine) -> None:
         """The state is complete: what is kept of it may be asked for from here on."""
@@ -74,6 +76,9 @@ class Keeping:
         """For the vote on the step under way."""
         if self._snapshots is None:
             return Tier.NOTHING
+        if (asked := boot.save_asked()) != self._asked:
+            self._asked = asked
+            self._snapshots.ask(Tier.DISK)
         return self._snapshots.wish(self._engine.role, self._engine.committed + 1)
 
     def committed(self) -> None:

@@ -74,6 +74,7 @@ class Snapshots:
         self._part, self._shards, self._role = Part(writes=False), 1, 0
         self._seats: tuple[Seat, ...] = ()
         self._bad: set[tuple[int, int, int]] = set()  # step, shard, epoch of images which could not be restored
+        self._on_disk_step = -1  # that this session came from
         self._news = threading.Condition()  # guards what the vault's news change
         self._saves = Saves()
         self._writing: dict[int, float] = {}  # step whose write to disk is under way -> since when
@@ -136,6 +137,7 @@ class Snapshots:
             return
         (tier, step, epoch), self._due = self._due, None
         if tier is Tier.DISK and self._where is None:
+            self._note(step, failed=(step, "the session was not told where: everstep.session(checkpoints=FOLDER)"))
             tier = Tier.MEMORY
         if tier is Tier.DISK:
             self._note(requested=step)
@@ -243,7 +245,7 @@ class Snapshots:
 
     def finish(self, step: int, epoch: int) -> bool:
         """Save this state to disk, unless it was, and wait until this member's part is there; False when it is not."""
-        if self._where is not None and self.saves.requested < step:
+        if self._where is not None and max(self.saves.requested, self._on_disk_step) < step:
             self._due = Tier.DISK, step, epoch
             self.take()
         self.settle()
@@ -299,7 +301,7 @@ class Snapshots:
             self._bad |= {(step, shard, epoch) for shard in shards}
             return False
         if DISK in places:
-            self._note(requested=step, durable=step)
+            self._on_disk_step = step
         return True
 
     def _from_disk(self, stack: ExitStack, step: int) -> list[Source]:
