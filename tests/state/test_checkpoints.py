@@ -10,9 +10,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import small_images as images
 import msgspec
 import pytest
+import small_images as images
 
 from everstep.state import claims, layout
 from everstep.state.disk import Checkpoints, Written

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import small_images as images
 import numpy as np
 import pytest
+import small_images as images
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import small_images as images
 import pytest
+import small_images as images
 from fsspec.implementations.memory import MemoryFileSystem
 
 from everstep.state.disk import Checkpoints

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import small_images as images
 import pytest
+import small_images as images
 import torch
 
 from everstep.state import stock
