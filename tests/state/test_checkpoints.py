@@ -127,6 +127,8 @@ def test_every_file_damaged_in_turn(tmp_path: Path, harm: str) -> None:
             assert at in [fault.offset for fault in faults] or blamed == "manifest.json"
         if (name, harm) != ("COMPLETE", "gone"):  # that is an unfinished one, nothing to report
             assert [where for where, _ in told] == [folder.name]
+        if harm != "flip":
+            assert checkpoints.found() == [1]
         if name != ".metadata":
             assert_refused(checkpoints)
         (folder / name).write_bytes(kept)
