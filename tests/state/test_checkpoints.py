@@ -76,6 +76,8 @@ def test_saves_that_meet_do_not_mix(tmp_path: Path) -> None:
         return checkpoints.write(msgspec.structs.replace(index, written_s=float(epoch)), data)
 
     assert not write(1, 0, 100).complete
+    there = write(1, 0, 100)
+    assert there.durable and not there.wrote and not there.complete
     assert not write(2, 0, 200).complete  # after a rollback: the same step with other contents
     assert write(2, 1, 200).complete
     again = write(2, 1, 200)
@@ -88,7 +90,7 @@ def test_saves_that_meet_do_not_mix(tmp_path: Path) -> None:
     index, data = images.image(images.state(6), 6)
     with claims.claim(checkpoints.store, f"writing.{layout.working_folder(layout.Key.of(index))}.0"):
         busy = checkpoints.write(index, data)  # another process is at this shard
-    assert not busy.wrote and not busy.complete
+    assert not busy.wrote and not busy.complete and not busy.durable
 
 
 def test_memory_that_changes_while_it_is_written_is_noticed(tmp_path: Path) -> None:

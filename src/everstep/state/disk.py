@@ -26,12 +26,16 @@ from everstep.state.verify import Fault, Progress, verify
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What became of one shard. `complete`: all shards of the step are durable, and it can be restored from."""
+    """What became of one shard. `complete`: all shards of the step are durable, and it can be restored from.
+
+    durable: this shard is, whoever wrote it; False: another process has begun it. wrote: this call did.
+    """
 
     step: int
     shard: int
     complete: bool
-    wrote: bool  # False: it was there already, or another process is at it
+    durable: bool
+    wrote: bool
     num_bytes: int
     took_s: float
     removed: tuple[str, ...] = ()  # folders of older steps, by retention
@@ -89,7 +93,8 @@ class Checkpoints:
         folder = layout.working_folder(key)
         with claim(self.store, f"{WRITING}.{folder}.{index.shard}") as mine:
             complete = self._is_complete(key)
-            if not complete and all(name > mine.name for name in mine.others()):
+            busy = not complete and any(name < mine.name for name in mine.others())
+            if not complete and not busy:
                 wrote = self._write_shard(folder, index, data, mine)
             try:
                 complete = complete or self._finish(folder, key)
@@ -98,7 +103,8 @@ class Checkpoints:
                     self._drop(folder, index.shard)
                 raise
         removed = self._tidy() if complete and wrote else ()
-        return Written(index.step, index.shard, complete, wrote, index.num_bytes, time.monotonic() - began, removed)
+        took_s, durable = time.monotonic() - began, complete or not busy
+        return Written(index.step, index.shard, complete, durable, wrote, index.num_bytes, took_s, removed)
 
     def _is_complete(self, key: Key) -> bool:
         for folder in (layout.folder_of(key.step), layout.working_folder(key)):
