@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from everstep.state import restore
 from everstep.state.capture import Plan, plan
 from everstep.state.flatten import Stateful
 from everstep.state.image import Damaged, Index, chunk_span
@@ -53,8 +56,7 @@ def finish(planned: Plan) -> BytesSource:
 
 def write(folder: Path, sources: list[BytesSource]) -> None:
     """As torch.distributed.checkpoint would have: data files, and a .metadata."""
-    info = type(FileSystemReader(folder))  # where _StorageInfo comes from is private
-    module = __import__(info.__module__, fromlist=["_StorageInfo"])
+    module = importlib.import_module(FileSystemReader.__module__)
     described: dict[str, Any] = {}
     storage: dict[MetadataIndex, Any] = {}
     for source in sources:
@@ -77,14 +79,8 @@ def write(folder: Path, sources: list[BytesSource]) -> None:
         for blob in index.blobs:
             described[blob.name] = BytesStorageMetadata()
             storage.setdefault(MetadataIndex(blob.name), module._StorageInfo(name, *blob.item))
-    FileSystemWriterLike(folder).write(Metadata(described, storage_data=storage))
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(described, storage_data=storage)))
 
 
-class FileSystemWriterLike:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, metadata: Metadata) -> None:
-        import pickle
-
-        (self.folder / ".metadata").write_bytes(pickle.dumps(metadata))
+def load(objects: Mapping[str, Stateful], *sources: BytesSource) -> None:
+    restore.load(objects, sources)

@@ -39,7 +39,6 @@ class Layout(NamedTuple):
 LAYOUTS = {
     "alone": Layout(),
     "replicas 2": Layout(replicas=2),
-    "replicas 4": Layout(replicas=4),
     "fsdp 2": Layout(shards=2),
     "fsdp 4": Layout(shards=4),
     "fsdp 3": Layout(shards=3),
@@ -55,9 +54,8 @@ LAYOUTS = {
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(6)
-        self.up = nn.Linear(6, 10)
-        self.down = nn.Linear(10, 6, dtype=torch.bfloat16)
+        self.up = nn.Linear(6, 10, bias=False)
+        self.down = nn.Linear(10, 6, bias=False, dtype=torch.bfloat16)
         self.scale = nn.Parameter(torch.empty(3))  # uneven for 2 shards, empty on the last of 4
         self.register_buffer("seen", torch.empty((), dtype=torch.int64))
 
@@ -114,7 +112,7 @@ def split(model: nn.Module, mesh: DeviceMesh) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
             place: Any = Replicate()
             if isinstance(module, nn.Linear) and module.weight.shape != (11, 6):
-                place = Shard(0 if module.out_features > module.in_features or parameter.dim() == 1 else 1)
+                place = Shard(0 if module.out_features > module.in_features else 1)
             parted = distribute_tensor(parameter.detach(), mesh, [place], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(parted))
     if hasattr(model, "embed") and hasattr(model, "head"):
@@ -135,6 +133,18 @@ def fill(objects: dict[str, Any]) -> None:
             moments = {moment: like(parameter, mine(f"{name}.{moment}", parameter)) for moment in MOMENTS}
             optimizer.state[parameter] = {"step": torch.tensor(7.0), **moments}
     optimizer.param_groups[0]["lr"] = 0.125
+
+
+def scramble(objects: dict[str, Any], fresh: bool) -> None:
+    """Other values everywhere; `fresh`: the optimizer has no state either."""
+    optimizer = objects["optimizer"]
+    states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    with torch.no_grad():
+        for tensor in (*objects["model"].state_dict().values(), *states):
+            local(tensor).fill_(111)
+    optimizer.param_groups[0]["lr"] = 111.0
+    if fresh:
+        optimizer.state.clear()
 
 
 def mine(name: str, tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from everstep.state.flatten import Stateful
 from everstep.state.image import ALIGN_BYTES, CHUNK_BYTES, Blob, Index, Piece
 from everstep.state.naming import Kind, Part
 from everstep.state.staging import Staging
-from everstep.state.tree import dtype_name, dtype_named
+from everstep.state.tree import dtype_name
 
 SMALL_BYTES = 64 << 10  # below, giving the interpreter's lock away costs more than the copy
 _FREE = ctypes.CDLL(None)  # calls without the interpreter's lock
@@ -50,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Copied:
-    """What a copy did. `changed`: the numbers of the chunks with other bytes than before; None: all finite."""
+    """`changed`: the chunks with other bytes than before. `non_finite`: the name of a tensor, if there is one."""
 
     num_bytes: int
     changed: frozenset[int]
@@ -125,7 +125,8 @@ def lay_out(key: tuple[Any, ...], named: naming.Named) -> Layout:
 def piece(name: str, part: Part, start: int) -> Piece:
     dtype, shape, num_bytes = dtype_name(part.tensor.dtype), tuple(part.tensor.shape), part.tensor.nbytes
     before = len(item.head(dtype, shape))
-    return Piece(name, dtype, part.global_shape, part.offsets, shape, start, num_bytes, (start - before, before + num_bytes))  # fmt: skip
+    span = (start - before, before + num_bytes)
+    return Piece(name, dtype, part.global_shape, part.offsets, shape, start, num_bytes, span)
 
 
 def lay_out_blobs(leaves: Sequence[tuple[str, Any]], start: int) -> tuple[tuple[Blob, ...], bytes]:
@@ -153,14 +154,14 @@ class Copy:
         self.non_finite: str | None = None
 
     def run(self) -> Copied:
-        plan = self.plan
+        layout = self.plan.layout
         with torch.no_grad():
-            for number, (part, start, head) in enumerate(zip(plan.parts, plan.layout.starts, plan.layout.heads, strict=True)):  # fmt: skip
+            for part, start, head in zip(self.plan.parts, layout.starts, layout.heads, strict=True):
                 self.put(*head)
                 if part.tensor.nbytes:
                     self.part(part, start)
-                    self.check(number, part, start)
-            self.put(plan.layout.num_bytes, plan.tail)
+                    self.check(part, start)
+            self.put(layout.num_bytes, self.plan.tail)
         return Copied(self.written, frozenset(self.changed), self.non_finite)
 
     def put(self, start: int, data: bytes) -> None:
@@ -188,17 +189,12 @@ class Copy:
             libc.memmove(self.base + start, source, num_bytes)
             self.mark(start, num_bytes)
 
-    def check(self, number: int, part: Part, start: int) -> None:
+    def check(self, part: Part, start: int) -> None:
         if part.kind is Kind.OTHER or self.non_finite:
             return  # a user's "best loss so far" may begin at infinity
         copied = self.bytes[start : start + part.tensor.nbytes].view(part.tensor.dtype)
         if not finite(copied, infinity=part.kind is Kind.BUFFER):
-            self.non_finite = next(name for name, index in zip_names(self.plan, number))
-
-
-def zip_names(plan: Plan, number: int) -> list[tuple[str, int]]:
-    start = plan.layout.starts[number]
-    return [(piece.name, number) for piece in plan.layout.pieces if piece.start == start]
+            self.non_finite = next(piece.name for piece in self.plan.layout.pieces if piece.start == start)
 
 
 def finite(values: Tensor, *, infinity: bool = False) -> bool:

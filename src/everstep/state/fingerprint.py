@@ -48,12 +48,12 @@ def unnumbered(node: object) -> object:
 
 def of_tensor(tensor: Tensor) -> int:
     if tensor.device.type == "cpu":
-        return xxhash.xxh3_64_intdigest(octets(tensor).numpy())
+        return xxhash.xxh3_64_intdigest(octets(tensor).numpy().data)
     flat = as_bytes(tensor)
     rows = flat[: flat.numel() // ROW_BYTES * ROW_BYTES]
-    whole = xxhash.xxh3_64(flat[rows.numel() :].cpu().numpy())
+    whole = xxhash.xxh3_64(flat[rows.numel() :].cpu().numpy().data)
     if rows.numel():
-        whole.update(row_sums(rows.view(torch.int64).view(-1, ROW_WORDS)).cpu().numpy())
+        whole.update(row_sums(rows.view(torch.int64).view(-1, ROW_WORDS)).cpu().numpy().data)
     return whole.intdigest()
 
 

@@ -144,7 +144,9 @@ class Namer(Packer):
         for (first, *others), values in entries:  # in the order of the parameters, not in that of their first steps
             state.append([first, self.pack(values, f"{key}.state.{first}")])
             state += [[other, self._silent(values, f"{key}.state.{other}")] for other in others]
-        groups = [self._group(f"{key}.param_groups.{i}", group, names) for i, group in enumerate(optimizer.param_groups)]
+        groups = [
+            self._group(f"{key}.param_groups.{i}", group, names) for i, group in enumerate(optimizer.param_groups)
+        ]
         return ["d", [["state", ["d", state]], ["param_groups", ["l", groups]]]]
 
     def _group(self, path: str, group: dict[str, Any], names: dict[int, list[str]]) -> Any:
@@ -208,4 +210,3 @@ def traversed(value: Any, depth: int = 0) -> bool:
     if type(value) is not list or depth > MAX_DEPTH:
         return False
     return any(isinstance(item, Tensor) or traversed(item, depth + 1) for item in value)
-

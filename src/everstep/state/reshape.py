@@ -1,7 +1,7 @@
 """Boxes: which part of a tensor lies where, and what to take from whom. Pure.
 
-A box is a part of a tensor with the edges along its axes: (offsets, shape). Saved parts and wanted ones are boxes of the
-same global tensor, so any layout is served from any other by their intersections.
+A box is a part of a tensor with its edges along the axes: (offsets, shape). Saved parts and wanted ones are boxes of
+the same global tensor, so any layout is served from any other by their intersections.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Staging:
             whole = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.resolve_neg()
             octets = whole.contiguous().view(-1).view(torch.uint8)
             waiting: list[tuple[int, Tensor, torch.Event]] = []
-            for number, part in enumerate(octets.split(BUFFER_BYTES)):
+            for number, part in enumerate(torch.split(octets, BUFFER_BYTES)):
                 staged = self._buffers[number % 2][: part.nbytes]
                 staged.copy_(part, non_blocking=True)
                 event = torch.Event(device)

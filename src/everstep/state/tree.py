@@ -117,9 +117,9 @@ class Packer:
 
 
 def check_tensor(tensor: Tensor, path: str) -> None:
-    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        raise ValueError(f"{path}: has no shape yet: run one forward of the lazy module before")
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+            raise ValueError(f"{path}: has no shape yet: run one forward of the lazy module before")
         raise ValueError(f"{path}: a tensor of type {type_name(tensor)} cannot travel: give its plain tensors")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{path}: a tensor of layout {tensor.layout} cannot travel: give it as a dense tensor")
@@ -149,8 +149,11 @@ def pack_leaf(value: Any, path: str) -> list[Any]:
     raise ValueError(f"{path}: an object of type {type_name(value)} cannot travel: give it as {ALLOWED}")
 
 
-def unpack(node: Any, take: Callable[[int], Tensor]) -> Any:
-    """The value of a node; `take(index)` gives a tensor. Raises ValueError for what `Packer` never writes."""
+def unpack(node: Any, take: Callable[[int], Any]) -> Any:
+    """The value of a node; `take(index)` gives a tensor, or what shall stand for one.
+
+    Raises ValueError for what `Packer` never writes.
+    """
     if not isinstance(node, list):
         return node
     try:
@@ -159,7 +162,7 @@ def unpack(node: Any, take: Callable[[int], Tensor]) -> Any:
         raise ValueError(f"not a node of a state tree: {str(node)[:80]}") from error
 
 
-def _unpack(node: list[Any], take: Callable[[int], Tensor]) -> Any:
+def _unpack(node: list[Any], take: Callable[[int], Any]) -> Any:
     tag, *rest = node
     for kind, name in MAPPINGS.items():
         if tag == name:
