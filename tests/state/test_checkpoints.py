@@ -46,6 +46,11 @@ def test_order_is_numeric_and_retention_keeps_the_newest_and_a_series(tmp_path: 
     assert Retention(newest=1).keeps([9900, 10000]) == {10000}
     late = save(tmp_path, 9960)  # a slow save of an older step does not take the name of the newest
     assert late.complete and (tmp_path / "latest").read_text() == "step-0000010050\n"
+    back = save(tmp_path, 9970, Retention(newest=1))  # of a job that went back: not removed by its own save
+    assert "step-0000009970" not in back.removed and Checkpoints(tmp_path).found() == [10050, 9970]
+    (tmp_path / "latest").write_text("step-0000009970\n")
+    assert Checkpoints(tmp_path).prune(Retention(newest=1)).removed == ("step-0000009970",)
+    assert (tmp_path / "latest").read_text() == "step-0000010050\n"
     with pytest.raises(ValueError, match="at least the newest"):
         Retention(newest=0)
 
