@@ -96,3 +96,11 @@ def test_no_verb_needs_torch(place: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(place), str(tmp_path / "out")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_reshape(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "reshape", place, tmp_path / "other", "--shards", 3)
+    assert code == ExitCode.OK and "step 10000 in" in text and "3 shards" in text
+    assert said(capsys, "diff", place, tmp_path / "other")[0] == ExitCode.OK
+    code, text = said(capsys, "reshape", place, tmp_path / "other", "--shards", 2)
+    assert code == ExitCode.USAGE and "is in" in text

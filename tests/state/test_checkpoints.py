@@ -46,6 +46,11 @@ def test_order_is_numeric_and_retention_keeps_the_newest_and_a_series(tmp_path: 
     assert Retention(newest=1).keeps([9900, 10000]) == {10000}
     late = save(tmp_path, 9960)  # a slow save of an older step does not take the name of the newest
     assert late.complete and (tmp_path / "latest").read_text() == "step-0000010050\n"
+    back = save(tmp_path, 9970, Retention(newest=1))  # of a job that went back: not removed by its own save
+    assert "step-0000009970" not in back.removed and Checkpoints(tmp_path).found() == [10050, 9970]
+    (tmp_path / "latest").write_text("step-0000009970\n")
+    assert Checkpoints(tmp_path).prune(Retention(newest=1)).removed == ("step-0000009970",)
+    assert (tmp_path / "latest").read_text() == "step-0000010050\n"
     with pytest.raises(ValueError, match="at least the newest"):
         Retention(newest=0)
 
@@ -76,6 +81,8 @@ def test_saves_that_meet_do_not_mix(tmp_path: Path) -> None:
         return checkpoints.write(msgspec.structs.replace(index, written_s=float(epoch)), data)
 
     assert not write(1, 0, 100).complete
+    there = write(1, 0, 100)
+    assert there.durable and not there.wrote and not there.complete
     assert not write(2, 0, 200).complete  # after a rollback: the same step with other contents
     assert write(2, 1, 200).complete
     again = write(2, 1, 200)
@@ -88,7 +95,7 @@ def test_saves_that_meet_do_not_mix(tmp_path: Path) -> None:
     index, data = images.image(images.state(6), 6)
     with claims.claim(checkpoints.store, f"writing.{layout.working_folder(layout.Key.of(index))}.0"):
         busy = checkpoints.write(index, data)  # another process is at this shard
-    assert not busy.wrote and not busy.complete
+    assert not busy.wrote and not busy.complete and not busy.durable
 
 
 def test_memory_that_changes_while_it_is_written_is_noticed(tmp_path: Path) -> None:
@@ -127,6 +134,8 @@ def test_every_file_damaged_in_turn(tmp_path: Path, harm: str) -> None:
             assert at in [fault.offset for fault in faults] or blamed == "manifest.json"
         if (name, harm) != ("COMPLETE", "gone"):  # that is an unfinished one, nothing to report
             assert [where for where, _ in told] == [folder.name]
+        if harm != "flip":
+            assert checkpoints.found() == [1]
         if name != ".metadata":
             assert_refused(checkpoints)
         (folder / name).write_bytes(kept)

@@ -19,7 +19,7 @@ from everstep.state.disk import Checkpoints
 from everstep.state.retention import Retention
 from everstep.state.store import NoRoom
 
-BIG_ROWS = 120_000  # about 8 MB an image
+BIG_ROWS = 240_000  # about 16 MB an image
 
 
 def save(where: Path | str, step: int, num_rows: int = 12) -> None:
@@ -51,7 +51,7 @@ def small_files(num_bytes: int) -> Iterator[None]:
 
 
 def refused(where: Path) -> NoRoom:
-    index, data = images.image(images.state(2, BIG_ROWS), 2)
+    index, data = images.image(images.state(2, BIG_ROWS), 2, shard=1, num_shards=2)
     with pytest.raises(
         NoRoom, match=rf"no room for step 2 in {where}: it needs {len(data)} bytes, \d+ are free"
     ) as told:
@@ -69,6 +69,7 @@ def test_full_disk(tmp_path: Path) -> None:
     where = tmp_path / "small"
     with mounted(where, "size=6m") as is_small:
         save(where, 1)
+        Checkpoints(where).write(*images.image(images.state(2), 2, num_shards=2))  # the other shard had room
         before = left(where)
         if is_small:
             assert refused(where).free_bytes < 6 << 20
@@ -83,7 +84,7 @@ def test_full_disk(tmp_path: Path) -> None:
 def test_leftovers_of_the_dead_make_room(tmp_path: Path) -> None:
     """And not one byte free for a claim, at first."""
     where = tmp_path / "small"
-    with mounted(where, "size=12m") as is_small:
+    with mounted(where, "size=24m") as is_small:
         if not is_small:
             pytest.skip("may not mount a small file system here")
         save(where, 1)

@@ -158,3 +158,19 @@ def test_parts_of_many_chunks(axis: int, num_threads: int) -> None:
     load({"model": alone}, sources, num_threads=num_threads)
     assert torch.equal(alone["x"], whole)
     assert sorted(sources[0].reads) == [*range(sources[0].index.num_chunks)]
+
+
+def test_copies_of_a_tied_weight_that_drifted_apart_are_not_made_one() -> None:
+    sources = []
+    for role in range(2):
+        with layouts.world(role, 2):
+            objects = layouts.build(layouts.LAYOUTS["stages 2"], role)
+            layouts.fill(objects)
+            if role == 1:
+                with torch.no_grad():
+                    objects["model"].head.weight[3, 3] += 1
+            sources.append(images.take(objects, role, 2))
+    with layouts.world(0, 1):
+        objects = layouts.build(layouts.LAYOUTS["alone"], 0)
+        with pytest.raises(ValueError, match=r"model\.head\.weight was saved with other values"):
+            load(objects, sources)

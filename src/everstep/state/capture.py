@@ -50,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Copied:
-    """What a copy did. `changed`: the chunks with other bytes than before. `non_finite`: the name of a tensor, or None."""
+    """`changed`: the chunks with other bytes than before. `non_finite`: the name of a tensor, if there is one."""
 
     num_bytes: int
     changed: frozenset[int]

@@ -24,13 +24,17 @@ MAX_THREADS = 4
 
 
 class Read(NamedTuple):
-    """What a tensor here takes from a saved piece. `box` is in the global tensor, as is `origin`, where `target` is."""
+    """What a tensor here takes from a saved piece. `box` is in the global tensor, as is `origin`, where `target` is.
+
+    only_compare: the target has its values already, and these must be the same.
+    """
 
     source: int
     piece: Piece
     box: Box
     target: Tensor
     origin: tuple[int, ...]
+    only_compare: bool = False
 
 
 class Chunk(NamedTuple):
@@ -40,7 +44,15 @@ class Chunk(NamedTuple):
 
 
 def fill(sources: Sequence[Source], reads: Sequence[Read], num_threads: int | None = None) -> None:
-    """Raises what a source raises: Damaged or OSError. Some targets are written then, and some are not."""
+    """Raises what a source raises: Damaged or OSError. Some targets are written then, and some are not.
+
+    Raises ValueError, when all are written, for values that differ from those they are compared with.
+    """
+    _fill(sources, [read for read in reads if not read.only_compare], num_threads)
+    _fill(sources, [read for read in reads if read.only_compare], num_threads)
+
+
+def _fill(sources: Sequence[Source], reads: Sequence[Read], num_threads: int | None) -> None:
     chunks = plan_chunks(reads)
     num_bytes = sum(read.box.size * read.target.element_size() for read in reads)
     num_threads = min(num_threads or min(MAX_THREADS, os.cpu_count() or 1), num_bytes // CHUNK_BYTES)
@@ -108,7 +120,7 @@ def scatter(buffer: Tensor, start: int, end: int, read: Read) -> None:
     first, last = max(start, piece.start), min(end, piece.start + piece.num_bytes)
     if read.box.shape == piece.shape == read.target.shape and read.target.is_contiguous():
         flat = read.target.view(-1).view(torch.uint8)
-        flat[first - piece.start : last - piece.start].copy_(buffer[first - start : last - start])
+        put(read, flat[first - piece.start : last - piece.start], buffer[first - start : last - start])
         return
     itemsize = dtype.itemsize
     for at, box in runs(piece.shape, (first - piece.start) // itemsize, (last - piece.start) // itemsize):
@@ -117,4 +129,11 @@ def scatter(buffer: Tensor, start: int, end: int, read: Read) -> None:
         if common is not None:
             begin = piece.start + at * itemsize - start
             values = buffer[begin : begin + box.size * itemsize].view(dtype).view(box.shape)
-            read.target[common.slices(read.origin)].copy_(values[common.slices(here.offsets)])
+            put(read, read.target[common.slices(read.origin)], values[common.slices(here.offsets)])
+
+
+def put(read: Read, target: Tensor, values: Tensor) -> None:
+    if not read.only_compare:
+        target.copy_(values)
+    elif not torch.equal(target.cpu(), values):
+        raise ValueError(f"{read.piece.name} was saved with other values than the tensor which it is tied to here")

@@ -112,6 +112,16 @@ class Loading:
             self.problems.append(f"{title}: {sum(box.size for box in missing)} elements are in no saved shard given")
         self.reads += [Read(refs[number].source, refs[number].piece, box, part, offsets) for number, box in taken]
 
+    def _want_equal(self, names: Sequence[str], tensor: Tensor) -> None:
+        """Copies of a tied weight (of the first and the last stage) must not have drifted apart before they are one."""
+        first, *others = [name for name in names if name in self._pieces] or [""]
+        places = {(ref.source, ref.piece.start) for ref in self._pieces.get(first, [])}
+        for name in others:
+            if any((ref.source, ref.piece.start) not in places for ref in self._pieces[name]):
+                begin = len(self.reads)
+                self.want([name], tensor)
+                self.reads[begin:] = [read._replace(only_compare=True) for read in self.reads[begin:]]
+
     def _module(self, key: str, module: nn.Module, trees: list[Any]) -> Callable[[], object]:
         """By its own method in the end, for hooks and extra state; its tensors are then there, and copied no more."""
         here, wrapped = module.state_dict(), naming.wrappers(module)
@@ -135,6 +145,7 @@ class Loading:
                 self.problems.append(f"{key}.{fqn} was not saved")
         for value, names in memory.values():
             self.want(names, value)
+            self._want_equal(names, value)
         if hasattr(here, "_metadata"):  # versions of the modules; without them old formats would be guessed
             state._metadata = here._metadata  # type: ignore[attr-defined]
         return lambda: module.load_state_dict(state)

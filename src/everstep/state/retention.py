@@ -48,18 +48,21 @@ class Pruned(msgspec.Struct, frozen=True):
     busy: str = ""
 
 
-def prune(store: Store, scan: Callable[[], Scan], retention: Retention, dry_run: bool) -> Pruned:
+def prune(
+    store: Store, scan: Callable[[], Scan], retention: Retention, *, keep: int | None = None, dry_run: bool = False
+) -> Pruned:
+    """keep: a step which stays in any case."""
     if dry_run:
-        return _prune(store, scan(), retention, None)
+        return _prune(store, scan(), retention, keep, None)
     with claim(store, DELETING) as mine:
         for owner in mine.others().values():
             return Pruned(busy=str(owner))
-        return _prune(store, scan(), retention, mine)
+        return _prune(store, scan(), retention, keep, mine)
 
 
-def _prune(store: Store, scan: Scan, retention: Retention, mine: Claim | None) -> Pruned:
+def _prune(store: Store, scan: Scan, retention: Retention, keep: int | None, mine: Claim | None) -> Pruned:
     """Without a claim: only say what would go."""
-    kept = _kept(scan, retention)
+    kept = _kept(scan, retention, keep)
     removed: list[str] = []
     leased: list[str] = []
     for step in reversed(scan.complete):
@@ -72,12 +75,13 @@ def _prune(store: Store, scan: Scan, retention: Retention, mine: Claim | None) -
     return Pruned(tuple(removed), tuple(kept), tuple(leased))
 
 
-def _kept(scan: Scan, retention: Retention) -> list[str]:
+def _kept(scan: Scan, retention: Retention, keep: int | None) -> list[str]:
     """Of several saves of one step the newest is the one that counts."""
     newest: dict[int, str] = {}
     for step in scan.complete:
         newest.setdefault(step.manifest.step, step.folder)
-    return [newest[step] for step in sorted(retention.keeps(newest), reverse=True)]
+    keeps = retention.keeps(newest) | {step for step in newest if step == keep}
+    return [newest[step] for step in sorted(keeps, reverse=True)]
 
 
 def _unread(store: Store, folder: str) -> bool:

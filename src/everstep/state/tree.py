@@ -117,9 +117,9 @@ class Packer:
 
 
 def check_tensor(tensor: Tensor, path: str) -> None:
-    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        raise ValueError(f"{path}: has no shape yet: run one forward of the lazy module before")
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+            raise ValueError(f"{path}: has no shape yet: run one forward of the lazy module before")
         raise ValueError(f"{path}: a tensor of type {type_name(tensor)} cannot travel: give its plain tensors")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{path}: a tensor of layout {tensor.layout} cannot travel: give it as a dense tensor")
@@ -150,7 +150,10 @@ def pack_leaf(value: Any, path: str) -> list[Any]:
 
 
 def unpack(node: Any, take: Callable[[int], Any]) -> Any:
-    """The value of a node; `take(index)` gives a tensor, or what shall stand for it. Raises ValueError for what `Packer` never writes."""
+    """The value of a node; `take(index)` gives a tensor, or what shall stand for one.
+
+    Raises ValueError for what `Packer` never writes.
+    """
     if not isinstance(node, list):
         return node
     try:
