@@ -133,15 +133,15 @@ def test_stock_dcp_loads_sharded_parts(tmp_path: Path) -> None:
 
 
 def test_an_image_is_of_the_moment_of_its_plan() -> None:
-    """Buffers change in the next forward pass, while a thread copies; parameters change only when it is through."""
+    """Buffers change in the next forward pass, before the copy is made; parameters only when it is through."""
     objects = build(1, 2)
     before = digest(flatten(objects))
     planned = plan(objects)
+    objects["seen"].content["best"][0] = 99
+    objects["model"](torch.arange(10)).square().mean().backward()
     data = bytearray(planned.num_bytes)
     thread = threading.Thread(target=planned.copy, args=(memoryview(data),))
     thread.start()
-    objects["seen"].content["best"][0] = 99
-    objects["model"](torch.arange(10)).square().mean().backward()
     thread.join()
     objects["optimizer"].step()
     assert digest(flatten(objects)) != before
