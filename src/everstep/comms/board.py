@@ -36,6 +36,11 @@ _RINGS = _SLOTS + MAX_COMMUNICATORS * 2 * SLOT_BYTES
 _ARENA = _RINGS + MAX_LOCAL * RING_BYTES
 TOTAL_BYTES = _ARENA + ARENA_BYTES
 
+_PROT_NONE, _MAP_FIXED = 0, 0x10
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_ssize_t
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+
 HEADER_WORDS = 4  # of a slot: two of signature, offset and length of the payload
 
 
@@ -81,6 +86,13 @@ class Board:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def disown(self) -> None:
+        """In a forked child, which may live long: it holds neither descriptor nor memory, and to touch it ends it."""
+        self.close()
+        # Not unmapped: another mapping would take the place, and go with this one's last tensor.
+        if _mmap(self.address, TOTAL_BYTES, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0) < 0:
+            raise OSError(ctypes.get_errno(), "mmap")
 
     def slot(self, index: int, parity: int) -> torch.Tensor:
         """One of the two slots of a communicator."""
