@@ -17,6 +17,7 @@ import importlib
 import multiprocessing.connection
 import random
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,10 +29,12 @@ from torch.utils.data import DataLoader
 from everstep.data.sampler import Sampler
 
 MOST_DEATHS = 3  # of processes in a row, while one micro-batch is read: it is the micro-batch, or the memory
+ENDING_S = 1.0  # for processes to end by themselves
 DYING_S = 1.0  # from the end of its connections to the end of the process
 PREFETCH_FACTOR = 2  # of a DataLoader
 
-_utils: Any = importlib.import_module("torch._utils")  # neither is typed
+_utils: Any = importlib.import_module("torch._utils")  # none of these is typed
+_sharing: Any = torch.multiprocessing
 signal_handling: Any = importlib.import_module("torch.utils.data._utils.signal_handling")
 
 Collate = Callable[[list[Any]], Any]
@@ -197,7 +200,9 @@ class Readers:
     def close(self) -> None:
         """End the processes; `read` starts new ones."""
         loading, self._loading = self._loading, None
-        if loading is not None and _dead(loading):
+        if loading is not None:
+            if not _dead(loading):
+                _ask_to_end(loading)
             _abandon(loading)
         self._orders.given.clear()
 
@@ -266,8 +271,18 @@ def _dead(loading: Any, wait_s: float = 0.0) -> str:
     return f"loader worker {', '.join(ended)} ended" if ended else ""
 
 
+def _ask_to_end(loading: Any) -> None:
+    """And wait, not for a data set that hangs: a process that is killed while it shares memory leaves a file."""
+    loading._workers_done_event.set()
+    for queue in loading._index_queues:
+        queue.put(None)
+    deadline = time.monotonic() + ENDING_S
+    for worker in loading._workers:
+        worker.join(max(deadline - time.monotonic(), 0.0))
+
+
 def _abandon(loading: Any) -> None:
-    """End what is left of a DataLoader without asking it to: nobody knows which locks the dead one held."""
+    """End what is left of a DataLoader without asking it to: nobody knows which locks a dead process held."""
     loading._shutdown = True
     signal_handling._remove_worker_pids(id(loading))
     for worker in loading._workers:
@@ -282,6 +297,6 @@ def _abandon(loading: Any) -> None:
 
 def _unlink_shared(pid: int) -> None:
     """Memory that torch shares has a name for a moment only, unless a process is killed just then."""
-    if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+    if _sharing.get_sharing_strategy() == "file_descriptor":
         for left in Path("/dev/shm").glob(f"torch_{pid}_*"):
             left.unlink(missing_ok=True)
