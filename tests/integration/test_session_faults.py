@@ -298,9 +298,10 @@ def test_deaths_in_a_large_reduction(tmp_path: Path) -> None:
 
 def test_samples_and_numbers_are_the_oracles_whoever_dies_when(tmp_path: Path) -> None:
     """E1 to E4, E6 to E8, F5. A pass is 8 steps; members die after their first micro-batch in the midst of it, in its
-    last step, and in the first of the next."""
+    last step, and in the first of the next. Every other one reads with loader workers."""
     faults = ("die-middle@3:1", "die@7:0", "die-middle@8:1")
-    args = steps(40, "--dropout", "0", "--global-batch", "25", "--micro-batch", "2", faults=faults)
+    loaders = ("--loader-workers", "0", "2")
+    args = steps(40, "--dropout", "0", "--global-batch", "25", "--micro-batch", "2", *loaders, faults=faults)
     with SessionRun(tmp_path, *FOUR, args=args) as run:
         assert run.wait() == ExitCode.OK
         story = run.check(40)

@@ -108,7 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each micro-batch")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--noise", action="store_true", help="inputs get some from random and numpy, samples too")
-    parser.add_argument("--loader-workers", type=int, help="that read ahead, sample by sample")
+    parser.add_argument("--loader-workers", type=int, nargs="+", help="of each local rank, in turn; read sample by sample")
     parser.add_argument("--library", help="what sums gradients")
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
     parser.add_argument("--hidden", type=int, default=64)
@@ -136,13 +136,14 @@ def main() -> None:
     model = build(args.dropout, args.norm, args.hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    loaders = args.loader_workers or [0]
     source = data() if args.loader_workers is None else Samples(args.noise)
     batches = everstep.Batches(
         source,
         global_batch=args.global_batch,
         micro_batch=args.micro_batch,
         seed=5,
-        num_workers=args.loader_workers or 0,
+        num_workers=loaders[int(os.environ.get("LOCAL_RANK", "0")) % len(loaders)],
     )
     faults = [Fault(text, args.out) for text in args.fault]
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
