@@ -196,6 +196,7 @@ def test_a_standby_makes_the_same_bits(tmp_path: Path) -> None:
             os.kill(loader, signal.SIGKILL)
             run.kill_member(kill)
         assert run.wait() == ExitCode.OK
+        assert not run.processes()
         assert run.check(50) == quiet.check(50)
         assert outcomes(run) == ["recovered"] * 2
         assert run.text().count("it is replaced, and its micro-batches are read again") == 2
