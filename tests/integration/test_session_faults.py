@@ -250,7 +250,7 @@ def test_a_stop_in_any_phase_ends_within_the_grace(tmp_path: Path) -> None:
 
         def committed(where: str) -> list[str]:
             logs = (jobs[where].run_dir / "logs" / "node0" / "attempt_1").glob("*/stdout.log")
-            return [(["0"] + log.read_text().split())[-1] for log in logs]
+            return [["0", *log.read_text().split()][-1] for log in logs]
 
         for where, run in jobs.items():
             last = "5" if where in ("evaluation", "data") else "0"

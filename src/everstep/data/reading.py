@@ -20,12 +20,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
+from everstep.core.leftovers import unlink_shared
 from everstep.data.sampler import Sampler
 
 MOST_DEATHS = 3  # of processes in a row, while one micro-batch is read: it is the micro-batch, or the memory
@@ -289,14 +289,8 @@ def _abandon(loading: Any) -> None:
         worker.kill()
     for worker in loading._workers:
         worker.join(DYING_S)
-        _unlink_shared(worker.pid)
+        if _sharing.get_sharing_strategy() == "file_descriptor":  # with the other one the files are in use
+            unlink_shared(worker.pid)
     for queue in loading._index_queues:
         queue.cancel_join_thread()
         queue.close()
-
-
-def _unlink_shared(pid: int) -> None:
-    """Memory that torch shares has a name for a moment only, unless a process is killed just then."""
-    if _sharing.get_sharing_strategy() == "file_descriptor":
-        for left in Path("/dev/shm").glob(f"torch_{pid}_*"):
-            left.unlink(missing_ok=True)

@@ -108,7 +108,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each micro-batch")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--noise", action="store_true", help="inputs get some from random and numpy, samples too")
-    parser.add_argument("--loader-workers", type=int, nargs="+", help="of each local rank, in turn; read sample by sample")
+    parser.add_argument(
+        "--loader-workers", type=int, nargs="+", help="of each local rank, in turn; read sample by sample"
+    )
     parser.add_argument("--library", help="what sums gradients")
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
     parser.add_argument("--hidden", type=int, default=64)
