@@ -47,6 +47,22 @@ def test_a_peer_cannot_write() -> None:
     peer.close()
 
 
+def test_a_forked_child_gives_it_up() -> None:
+    """The descriptors too, of which Python's mapping has one; and the child goes on, with other mappings."""
+    own = Board.create("forked")
+    peer = peer_of(own)
+    peer.close()
+    if (pid := os.fork()) == 0:
+        own.disown()
+        peer.disown()
+        torch.ones(1 << 20).sum()
+        files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        os._exit(" ".join([*files, Path("/proc/self/maps").read_text()]).count("memfd:everstep-forked"))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert own.words[0] == 0
+    own.close()
+
+
 def test_untouched_parts_cost_nothing() -> None:
     own = Board.create("test")
     assert os.fstat(own.fd).st_blocks == 0

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from everstep.control import membership
 from everstep.control import node as n
+from everstep.core.formation import SessionReport, Stage
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, ExitCause, NodeReport
 
 OTHER = NodeReport("n2", "n2.1", 1, 0.0, 2, "10.0.0.2", 7000)
@@ -111,6 +112,15 @@ def test_aligned_stop_falls_back_to_sigterm() -> None:
     assert kinds(commands) == ["StopAtStep", "Report"]
     _, commands = play(node, n.Ticked(), now=2.0)
     assert signals(commands) == [((0, 1), signal.SIGTERM)]
+
+
+def test_an_aligned_stop_does_not_wait_for_who_has_no_role() -> None:
+    node = running()
+    for local_rank, stage in ((0, Stage.MEMBER), (1, Stage.READY)):
+        node, _ = play(node, n.SessionSpoke(1, local_rank, SessionReport(f"w{local_rank}", stage, 0, 0, 0, "", "")))
+    _, commands = play(node, stop(1, 2, grace_s=4.0, stop_at_step=9))
+    assert [c.local_ranks for c in commands if isinstance(c, n.StopAtStep)] == [(0,)]
+    assert signals(commands) == [((1,), signal.SIGTERM)]
 
 
 def test_a_worker_forked_after_the_signals_gets_its_own() -> None:

@@ -317,6 +317,17 @@ def test_grandchildren_die_with_the_worker(bench: Bench) -> None:
     bench.until(lambda: all(gone(child) for child in grandchildren), 5)
 
 
+def test_what_a_killed_loader_worker_left_in_shared_memory_goes(warm: Bench) -> None:
+    attempt = warm.script(GRANDCHILDREN)
+    pid = warm.pid(attempt)
+    warm.until(lambda: attempt.out.exists() and attempt.out.read_text())
+    forked, _ = attempt.out.read_text().split()
+    left = Path("/dev/shm") / f"torch_{forked}_1_0"
+    left.touch()
+    os.kill(pid, signal.SIGKILL)
+    warm.until(lambda: not left.exists())
+
+
 FORK_AND_TRAIN = """
 import os, torch
 model = torch.nn.Linear(2, 2)

@@ -51,7 +51,7 @@ def test_a_joiner_costs_its_own_links(mode: str) -> None:
     assert max(result["joiner_ms"], *result["stayers_ms"]) < 2000
 
 
-def test_forked_children_keep_no_link_alive() -> None:
+def test_forked_children_keep_no_link_and_no_board_alive() -> None:
     result = play("children", "TCP")
     assert result["kept"] == 0
     assert result["answer"] == ["broken", 1, "lost the link to node/1#0: closed"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from session_harness import SessionRun, oracle
 
+from everstep.control import procfs
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
 
@@ -180,18 +181,25 @@ def test_the_controller_and_then_a_member_are_killed(tmp_path: Path) -> None:
 
 
 def test_a_standby_makes_the_same_bits(tmp_path: Path) -> None:
-    """As if nothing had happened: every commit's state, after several kills, with dropout and running statistics."""
-    args = steps(50, "--norm")
-    with SessionRun(tmp_path / "quiet", "--nproc-per-node", "2", args=args) as quiet:
+    """As if nothing had happened: every commit's state, after several kills, with dropout and running statistics.
+
+    And with loader workers (E2 to E4), one of which is killed as well: no incident, it is replaced by its member.
+    """
+    args = steps(50, "--norm", "--noise", "--loader-workers")
+    with SessionRun(tmp_path / "quiet", "--nproc-per-node", "2", args=(*args, "0")) as quiet:
         assert quiet.wait() == ExitCode.OK
-    with SessionRun(tmp_path / "killed", *SPARE, args=args) as run:
+    with SessionRun(tmp_path / "killed", *SPARE, args=(*args, "2")) as run:
         for kill in range(2):
             run.until_committed(10 + 20 * kill)
             run.until_standby()
-            run.kill_member(kill % 2)
+            (loader, _) = procfs.children(run.until_members(2)[1 - kill])
+            os.kill(loader, signal.SIGKILL)
+            run.kill_member(kill)
         assert run.wait() == ExitCode.OK
+        assert not run.processes()
         assert run.check(50) == quiet.check(50)
-        assert set(outcomes(run)) == {"recovered"}
+        assert outcomes(run) == ["recovered"] * 2
+        assert run.text().count("it is replaced, and its micro-batches are read again") == 2
 
 
 @pytest.mark.parametrize("global_batch", [24, 25])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from session_harness import NUM_SAMPLES, SEED, SessionRun, alive, oracle
+from test_signals import SCRIPTS, signal_everybody
 
 from everstep.control import sweep
 from everstep.core import events as e
@@ -205,25 +207,64 @@ def test_every_kind_of_end_is_told_and_leaves_nothing_behind(tmp_path: Path) -> 
 
 
 def test_a_stop_is_at_the_same_step_and_waits_for_no_hung_member(tmp_path: Path) -> None:
-    """B3, B6, B19. The second job has a member that is stopped."""
+    """B3, B4, B6, B19: the launcher is told, or every process is, loader workers too; one member is stopped."""
     with ExitStack() as stack:
-        runs = []
-        for name in ("together", "hung"):
-            options = ("--nproc-per-node", "3", "--grace", "1")
-            runs.append(stack.enter_context(SessionRun(tmp_path / name, *options, args=steps(ENDLESS))))
-        together, hung = runs
-        together.until_committed(20)
-        together.stop()
-        assert len({lines[-1].step for lines in together.commits().values()}) == 1
+        runs = {}
+        for name in ("together", "everybody", "hung"):
+            options = ("--nproc-per-node", "3", "--grace", "1" if name == "hung" else "10")
+            args = steps(ENDLESS, *(("--loader-workers", "2") if name == "everybody" else ()))
+            runs[name] = stack.enter_context(SessionRun(tmp_path / name, *options, args=args))
+        for name in ("together", "everybody"):
+            run = runs[name]
+            run.until_committed(20)
+            if name == "everybody":
+                assert signal_everybody(run, random.Random(4)) >= 3 + 3 * 2
+                assert run.wait() == 128 + signal.SIGTERM
+            else:
+                run.stop()
+            (asked,) = run.events(e.StopAsked)
+            assert {lines[-1].step + 1 for lines in run.commits().values()} == {asked.stop_at_step}, run.text()
+            assert [opened.kind for opened in run.events(e.IncidentOpened)] == ["stop"]
+            assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed], run.text()
+        hung = runs["hung"]
         hung.until_committed(20)
         hung.kill_member(1, signal.SIGSTOP)
         began = time.monotonic()
         hung.stop()
         assert time.monotonic() - began < 1.0 + 1.5
         assert ExitCause.GRACE in {w.exit.cause for w in hung.events(e.WorkerEnded)}
-        assert not sweep.leftovers(hung.run_dir.name, "node0", ())
-        for run in runs:
+        for run in runs.values():
+            assert not sweep.leftovers(run.run_dir.name, "node0", ())
             run.check()
+
+
+def test_a_stop_in_any_phase_ends_within_the_grace(tmp_path: Path) -> None:
+    """B5. Busy for good between two steps or in one; no member commits what another one does not."""
+    with ExitStack() as stack:
+        jobs = {}
+        for where in ("import", "first", "evaluation", "data"):
+            (tmp_path / where).mkdir()
+            options = ("--nproc-per-node", "2", "--grace", "2")
+            script = SCRIPTS / "session_stall.py"
+            jobs[where] = stack.enter_context(LocalRun(tmp_path / where, script, *options, args=(where,)))
+
+        def committed(where: str) -> list[str]:
+            logs = (jobs[where].run_dir / "logs" / "node0" / "attempt_1").glob("*/stdout.log")
+            return [["0", *log.read_text().split()][-1] for log in logs]
+
+        for where, run in jobs.items():
+            last = "5" if where in ("evaluation", "data") else "0"
+            run.until(lambda run=run: len(list(run.directory.glob("busy-*"))) == 2)
+            run.until(lambda where=where, last=last: committed(where) == [last] * 2)
+            signal_everybody(run, random.Random(5))
+        for where, run in jobs.items():
+            assert run.wait() == 128 + signal.SIGTERM, f"{where}: {run.text()}"
+            stop = next(x.t_s for x in run.entries() if isinstance(x.event, e.StopAsked))
+            end = next(x.t_s for x in run.entries() if isinstance(x.event, e.JobEnded))
+            assert end - stop < 2 + 1.5, where
+            assert [opened.kind for opened in run.events(e.IncidentOpened)][-1:] == ["stop"], where
+            assert committed(where) == ["5" if where in ("evaluation", "data") else "0"] * 2, where
+            assert not sweep.leftovers(run.run_dir.name, "node0", ())
 
 
 def test_an_agent_dies_before_the_first_step(tmp_path: Path) -> None:
@@ -257,9 +298,10 @@ def test_deaths_in_a_large_reduction(tmp_path: Path) -> None:
 
 def test_samples_and_numbers_are_the_oracles_whoever_dies_when(tmp_path: Path) -> None:
     """E1 to E4, E6 to E8, F5. A pass is 8 steps; members die after their first micro-batch in the midst of it, in its
-    last step, and in the first of the next."""
+    last step, and in the first of the next. Every other one reads with loader workers."""
     faults = ("die-middle@3:1", "die@7:0", "die-middle@8:1")
-    args = steps(40, "--dropout", "0", "--global-batch", "25", "--micro-batch", "2", faults=faults)
+    loaders = ("--loader-workers", "0", "2")
+    args = steps(40, "--dropout", "0", "--global-batch", "25", "--micro-batch", "2", *loaders, faults=faults)
     with SessionRun(tmp_path, *FOUR, args=args) as run:
         assert run.wait() == ExitCode.OK
         story = run.check(40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import io
+import os
 import pickle
 import signal
 import sys
@@ -20,7 +21,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402 - only where torch is installed
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from everstep.core.page import Page, Word  # noqa: E402
+from everstep.core.page import STOP_NOW, Page, Word  # noqa: E402
 from everstep.core.types import Phase  # noqa: E402
 from everstep.probe import boot  # noqa: E402
 
@@ -278,6 +279,49 @@ def test_sigterm_is_delivered_at_the_agreed_step(page: Page) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_session_holds_sigterm_until_the_end_of_a_step(page: Page) -> None:
+    """As long as the script has no handler; and who asks the system's default finds it."""
+    boot.hold_sigterm()
+    try:
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert not boot.stop_due()
+        signal.raise_signal(signal.SIGTERM)
+        page[Word.STEPS], page[Word.STOP_AT_STEP] = 2, 3
+        assert not boot.stop_due()
+        page[Word.STEPS] = 3
+        assert boot.stop_due()
+        called: list[int] = []
+        assert signal.signal(signal.SIGTERM, lambda *_: called.append(1)) == signal.SIG_DFL
+        signal.raise_signal(signal.SIGTERM)
+        assert called and callable(signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        signal.raise_signal(signal.SIGTERM)  # still held
+    finally:
+        assert boot.release_sigterm()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not caught(signal.SIGTERM)
+
+
+def caught(signum: int) -> bool:
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signum - 1) & 1)
+
+
+@pytest.mark.parametrize("how", ["alone", "now", "a child of the script"])
+def test_a_session_lets_sigterm_end_the_process(page: Page, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Between two steps when no stop follows; at once when the job stops now; and what the script forked, as ever."""
+    monkeypatch.setattr("everstep.probe.termination.ALONE_S", -1.0)
+    if (child := os.fork()) == 0:
+        boot.hold_sigterm()
+        if how == "now":
+            page[Word.STOP_AT_STEP] = STOP_NOW
+        elif how != "alone":
+            boot.leave()
+        signal.raise_signal(signal.SIGTERM)
+        if how == "alone":
+            boot.stop_due()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
 def test_a_module_imported_later_is_patched_before_names_are_taken(

@@ -15,6 +15,7 @@ comparing numbers both that a round is there and that its owner has gone on to a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -36,6 +37,11 @@ _RINGS = _SLOTS + MAX_COMMUNICATORS * 2 * SLOT_BYTES
 _ARENA = _RINGS + MAX_LOCAL * RING_BYTES
 TOTAL_BYTES = _ARENA + ARENA_BYTES
 
+_PROT_NONE, _MAP_FIXED = 0, 0x10
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_ssize_t
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+
 HEADER_WORDS = 4  # of a slot: two of signature, offset and length of the payload
 
 
@@ -51,6 +57,7 @@ class Board:
 
     def __init__(self, fd: int, writable: bool) -> None:
         self.fd = fd
+        self._file = os.fstat(fd)
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         mapping = mmap.mmap(fd, TOTAL_BYTES, mmap.MAP_SHARED, access)
         view = memoryview(mapping)
@@ -82,6 +89,14 @@ class Board:
             os.close(self.fd)
             self.fd = -1
 
+    def disown(self) -> None:
+        """In a forked child, which may live long: it holds neither descriptor nor memory, and to touch it ends it."""
+        self.close()
+        _replace_by_null(self._file)
+        # Not unmapped: another mapping would take the place, and go with this one's last tensor.
+        if _mmap(self.address, TOTAL_BYTES, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0) < 0:
+            raise OSError(ctypes.get_errno(), "mmap")
+
     def slot(self, index: int, parity: int) -> torch.Tensor:
         """One of the two slots of a communicator."""
         return self.bytes.narrow(0, _slot(index, parity), SLOT_BYTES)
@@ -97,6 +112,16 @@ class Board:
     @property
     def arena(self) -> torch.Tensor:
         return self.bytes.narrow(0, _ARENA, ARENA_BYTES)
+
+
+def _replace_by_null(file: os.stat_result) -> None:
+    """All descriptors of this file: Python's mapping has one of its own, which it will close."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            if os.path.samestat(os.stat(f"/proc/self/fd/{name}"), file):
+                os.dup2(null, int(name), inheritable=False)
+    os.close(null)
 
 
 def state_word(index: int) -> int:

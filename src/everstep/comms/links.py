@@ -67,7 +67,8 @@ class Links:
         self._arrivals: dict[Key, asyncio.Future[None]] = {}
         self._greetings: dict[asyncio.Task[None], None] = {}  # with who dials us, in order of arrival
         self._max_unproven = min(MAX_UNPROVEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self.sockets = forks.Sockets(on_child)
+        self._on_child = on_child
+        self.sockets = forks.Sockets(self._in_child)
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         self._listener = self.sockets.new(lambda: socket.create_server((bind, 0), family=family, backlog=BACKLOG))
         self._listener.setblocking(False)
@@ -100,6 +101,12 @@ class Links:
         listening = self._loop.create_task(self._listen())
         self._loop.run_forever()
         assert listening.done()
+
+    def _in_child(self) -> None:
+        """In a forked child: its sockets are closed already."""
+        self._on_child()
+        for board in (self.own.board, *self.boards.values()):
+            board.disown()
 
     async def _end_all(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

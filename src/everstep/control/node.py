@@ -14,7 +14,7 @@ import signal
 import msgspec
 
 from everstep.control.membership import fence_after_s
-from everstep.core.formation import Formation, SessionReport
+from everstep.core.formation import Formation, SessionReport, Stage
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, ExitCause, NodeReport, WorkerReport
 
 ALIGN_S = 10.0  # a stop aligned to a step waits this long (at most half the grace) for that step
@@ -388,7 +388,10 @@ class _Draft:
         if hung:
             self.commands.append(SignalWorkers(hung, signal.SIGKILL))
         if order.stop_at_step and not order.cut:
-            self.commands.append(StopAtStep(rest, order.stop_at_step))
+            idle = tuple(r for r in rest if self._makes_no_step(r))
+            self.commands.append(StopAtStep(tuple(r for r in rest if r not in idle), order.stop_at_step))
+            if idle:
+                self.commands.append(SignalWorkers(idle, signal.SIGTERM))
             self.set(term_by_s=self.now + min(ALIGN_S, order.grace_s / 2))
         else:
             self.commands.append(SignalWorkers(rest, signal.SIGTERM))
@@ -403,6 +406,11 @@ class _Draft:
         first = member.first_rank if member else 0
         failed = {w.local_rank for w in self.node.report.workers if w.exit is not None and order.cut}
         return tuple(r for r in self.alive if first + r in order.kill_ranks or r in failed)
+
+    def _makes_no_step(self, local_rank: int) -> bool:
+        """Its session waits for a role: no step to stop at ever comes."""
+        session = self.node.report.workers[local_rank].session
+        return session is not None and session.stage in (Stage.WARMING, Stage.READY)
 
     def stop_unasked(self) -> None:
         """A leaving node that is out of the controller's sight: nobody is there to order its stop."""

@@ -29,6 +29,7 @@ import msgspec
 
 from everstep.control import worker
 from everstep.control.launch import Answer, Forked, Reaped, SpawnFailed, SpawnRequest, Warm
+from everstep.core.leftovers import unlink_shared
 from everstep.probe import boot
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -103,7 +104,9 @@ class Zygote:
         while (pid := _next_dead()) is not None:
             key = self._keys.pop(pid, None)
             _, status, usage = os.wait4(pid, 0)
-            if key is not None:
+            if key is None and status:  # a loader worker, say, whose parent is gone: nobody else looks after it
+                unlink_shared(pid)
+            elif key is not None:
                 self._answer(Reaped(key, pid, status, usage.ru_maxrss * 1024))
 
     def _answer(self, answer: Answer) -> None:

@@ -6,13 +6,16 @@ members. The order of samples is sampler.py's; so is what it says about passes, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from everstep.core.dealing import Stream
-from everstep.data.sampler import MicroBatch, Sampler
+from everstep.data.reading import PREFETCH_FACTOR, Readers, Source, tensors_of
+from everstep.data.sampler import MicroBatch, Sampler, whole
 
 
 class Batches:
@@ -23,6 +26,12 @@ class Batches:
     micro_batch: the most samples in one forward, at most `global_batch`; None: a member's share in one.
     shuffle: each pass in an order of its own, a function of `seed`. drop_last: see Sampler.
     collate: list of samples -> batch; None: torch's default_collate, and for tensors what indexing gives.
+
+    num_workers: processes which read ahead, prefetch_factor (2) micro-batches each; 0: this process reads when asked.
+    They hold the data set as it was at the first `share`. worker_init_fn, multiprocessing_context: as of a DataLoader.
+
+    The global generators of torch, random and numpy are set for each micro-batch that is read, and put back: what a
+    data set draws follows from `seed` and the micro-batch, whoever reads it, and with as many processes as you like.
 
     Raises ValueError for what cannot be dealt: no samples, no length, a stream of samples, a batch below one.
     """
@@ -37,9 +46,12 @@ class Batches:
         shuffle: bool = True,
         collate: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
     ) -> None:
         self.dataset = dataset
-        self.collate = collate
         num_samples = _length(dataset)
         if not num_samples:
             raise ValueError(f"the dataset ({type(dataset).__name__}) is empty")
@@ -47,6 +59,14 @@ class Batches:
             num_samples, global_batch, micro_batch=micro_batch, seed=seed, shuffle=shuffle, drop_last=drop_last
         )
         self._stream = self.sampler.stream
+        self._source = Source(dataset, collate, self.sampler)
+        self._readers: Readers | None = None
+        options = (prefetch_factor, worker_init_fn, multiprocessing_context)
+        if whole("num_workers", num_workers, 0):
+            ahead = PREFETCH_FACTOR if prefetch_factor is None else whole("prefetch_factor", prefetch_factor, 1)
+            self._readers = Readers(self._source, num_workers, ahead, worker_init_fn, multiprocessing_context)
+        elif any(option is not None for option in options):
+            raise ValueError("prefetch_factor, worker_init_fn and multiprocessing_context are for num_workers > 0")
 
     @property
     def stream(self) -> Stream:
@@ -65,22 +85,24 @@ class Batches:
                 f"the dataset had {self.sampler.num_samples} samples and has {num_samples} at step {step}: the order "
                 "of samples follows from their number, so it must not change in a run"
             )
-        micro_batches = self.sampler.deal(step, num_members, role)
-        return ((micro, self._fetch(micro.indices)) for micro in micro_batches)
+        readers, source, share = self._readers, self._source, self.sampler.deal(step, num_members, role)
+        if readers is None:
+            return ((micro, source.read(micro.positions, micro.indices)) for micro in share)
+        return (
+            (micro, readers.read(micro.positions, partial(self._coming, step, num_members, role, number)))
+            for number, micro in enumerate(share)
+        )
 
-    def _fetch(self, indices: tuple[int, ...]) -> Any:
-        dataset, tensors = self.dataset, _tensors(self.dataset)
-        if tensors is not None and self.collate is None:
-            rows = torch.tensor(indices)
-            return dataset[rows] if isinstance(dataset, torch.Tensor) else tuple(tensor[rows] for tensor in tensors)
-        if isinstance(dataset, tuple) and tensors is not None:
-            samples = [tuple(tensor[index] for tensor in tensors) for index in indices]
-        elif callable(many := getattr(dataset, "__getitems__", None)):
-            samples = many(list(indices))
-        else:
-            samples = [dataset[index] for index in indices]
-        collate = self.collate or torch.utils.data.default_collate
-        return collate(samples)
+    def close(self) -> None:
+        """End the loader workers. They end with this process too; a later `share` starts new ones."""
+        if self._readers is not None:
+            self._readers.close()
+
+    def _coming(self, step: int, num_members: int, role: int, number: int) -> Iterator[range]:
+        """This member's micro-batches from this one on, if the members stay the same."""
+        for later in itertools.count(step):
+            yield from self.sampler.cut(later, num_members, role)[number:]
+            number = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of samples follows from. The position is not here: the job's step tells it."""
@@ -120,7 +142,7 @@ def _length(dataset: Any) -> int:
         raise ValueError(f"a {kind} is looked up by keys, not by 0, 1, 2, ...: give a tuple of tensors, or a list")
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(f"the dataset ({kind}) needs __len__ and __getitem__; a generator or a loader is not enough")
-    tensors = _tensors(dataset)
+    tensors = tensors_of(dataset)
     lengths = [_len(dataset)] if tensors is None else [_len(tensor) for tensor in tensors]
     if len(set(lengths)) > 1:
         raise ValueError(f"a tuple of tensors needs one length for all, not {lengths}")
@@ -132,15 +154,3 @@ def _len(dataset: Any) -> int:
         return len(dataset)
     except (TypeError, NotImplementedError) as error:
         raise ValueError(f"the dataset ({type(dataset).__name__}) has no length: {error}") from error
-
-
-def _tensors(dataset: Any) -> tuple[torch.Tensor, ...] | None:
-    """The tensors to be indexed at once; None: an ordinary data set. Raises ValueError for a tuple of both."""
-    if isinstance(dataset, torch.Tensor):
-        return (dataset,)
-    if not isinstance(dataset, tuple) or not any(isinstance(part, torch.Tensor) for part in dataset):
-        return None
-    if all(isinstance(part, torch.Tensor) for part in dataset):
-        return dataset
-    kinds = ", ".join(type(part).__name__ for part in dataset)
-    raise ValueError(f"a tuple is a tuple of tensors, or of samples without one, not of both: ({kinds})")

@@ -141,11 +141,15 @@ class Sampler:
         samples than that gets one for each sample. With more members than samples some get none: they take part in
         the reduction all the same, with gradients of zero.
         """
+        parts = self.cut(step, num_members, role)
+        return tuple(MicroBatch(part, self.samples(part), len(part) / self.global_batch) for part in parts)
+
+    def cut(self, step: int, num_members: int, role: int) -> tuple[range, ...]:
+        """The positions of these micro-batches."""
         share = self.share(step, num_members, role)
         largest_share = -(-self.global_batch // num_members)
         count = min(-(-largest_share // self.micro_batch), len(share))
-        parts = (_part(share, count, number) for number in range(count))
-        return tuple(MicroBatch(part, self.samples(part), len(part) / self.global_batch) for part in parts)
+        return tuple(_part(share, count, number) for number in range(count))
 
     def even(self, num_members: int) -> bool:
         """Whether all members get as many micro-batches in every step."""

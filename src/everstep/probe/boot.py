@@ -21,6 +21,7 @@ from everstep.probe import loaders, phases, progress
 from everstep.probe.termination import Termination
 
 _progress = progress.Progress()
+_termination = Termination(_progress)
 _installed: Page | None = None
 
 
@@ -31,7 +32,7 @@ def prepare() -> None:
     after_import("torch.utils.data._utils.worker", loaders.patch_torch)
     after_import("torch.distributed.checkpoint", lambda: phases.patch_checkpoint(_progress.phases))
     after_import("safetensors.torch", lambda: phases.patch_safetensors(_progress.phases))
-    Termination(_progress).install()
+    _termination.install()
 
 
 def _patch_torch() -> None:
@@ -64,6 +65,25 @@ def committed(steps: int) -> None:
 def save_asked() -> int:
     """How often a person wanted the state on disk."""
     return _progress.save_asked
+
+
+def hold_sigterm() -> None:
+    """A session is open: SIGTERM waits for the end of a step."""
+    _termination.hold()
+
+
+def release_sigterm() -> bool:
+    """It is closed. True: SIGTERM came meanwhile, and did not do what it does."""
+    return _termination.release()
+
+
+def stop_due() -> bool:
+    """Between two steps: whether the job stops here."""
+    return _termination.due()
+
+
+def die_of_sigterm() -> None:
+    _termination.die()
 
 
 def again(on_first: Callable[[], None]) -> float:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from everstep.comms import forks
 from everstep.core import wire
 from everstep.core.formation import Formation, SessionReport
 
@@ -25,7 +26,8 @@ class Channel:
             raise ValueError("this process has a session already: a script is one session, or one restartable function")
         _open.add(fd)
         self._fd = fd
-        self._socket = socket.socket(fileno=fd)
+        self._sockets = forks.Sockets(lambda: None)  # children of this process have nothing to say
+        self._socket = self._sockets.new(lambda: socket.socket(fileno=fd))
         self._on_formation = on_formation
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name="everstep-channel", daemon=True)

@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 
+import msgspec
+import xxhash
+
 from everstep.core import identity
 from everstep.core.identity import Identity
 from everstep.core.saves import Saves, Tier
 from everstep.probe import boot
-from everstep.state import digest, flatten
+from everstep.state import fingerprint
 from everstep.state.client import News, Vault
 from everstep.state.flatten import Stateful
 from everstep.train.engine import Engine
@@ -54,11 +57,12 @@ class Keeping:
         job = job or f"alone-{secrets.token_hex(4)}"
         self._snapshots = snapshots = Snapshots(self._saving, job, make, self._objects, engine.tell_saves)
         threading.Thread(target=snapshots.connect, name="everstep-vault", daemon=True).start()
-        if self._saving.where is not None and threading.current_thread() is threading.main_thread():
+        if mine is None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._asked_to_stop)
 
     def _asked_to_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Alone; under `everstep run` all members have to stop at one step, see probe.termination."""
         self._stopping = True
 
     # Steps ----------------------------------------------------------------------------------------------
@@ -93,25 +97,21 @@ class Keeping:
             return
         self._seat(self._snapshots)
         if self._stopping:
-            self._stop()
+            self.finish("before the stop")
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
         self._snapshots.take()
 
     def _seat(self, snapshots: Snapshots) -> None:
         engine = self._engine
         snapshots.seat(engine.seats, engine.role, engine.shards)
 
-    def _stop(self) -> None:
-        """All members are here, behind the same step. The signal then does what it would have done without us."""
-        self._save_last("before the stop")
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def finish(self) -> None:
-        """The job's steps are through. Raises SaveFailed when this process is the whole job and the save fails."""
+    def finish(self, when: str) -> None:
+        """All members leave the loop here. Raises SaveFailed when this process is the whole job and the save fails."""
         if self._snapshots is None or self._saving.where is None:
             return
         self._seat(self._snapshots)
-        failed = self._save_last("at the end")
+        failed = self._save_last(when)
         if failed and identity.mine() is None:
             raise SaveFailed(failed)
 
@@ -146,7 +146,8 @@ class Keeping:
 
     def fingerprint(self) -> int:
         """Of this member's state: equal for replicas."""
-        return int.from_bytes(digest.digest(flatten.flatten(self._objects))[:7], "big")
+        found = fingerprint.fingerprints(self._objects)
+        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(found)) >> 1
 
     def interrupt(self) -> None:
         if self._snapshots is not None:

@@ -78,6 +78,10 @@ def session(
     return Session(seed, log_file, library, saving_of(checkpoints))
 
 
+class Stopped(SystemExit):
+    """The whole job stops at this step. The session ends its process, as SIGTERM would, when it is closed."""
+
+
 class Session:
     """`with session() as run`. One a process. Its methods are for the main thread."""
 
@@ -94,6 +98,7 @@ class Session:
         self._keeping = Keeping(saving or Saving(), self._objects)
         self._current: Step | None = None
         self._opened = False
+        self._batches: set[Batches] = set()  # that steps took shares of
         self._group: ProcessGroup | None = None
         self._mesh: DeviceMesh | None = None
         self._hooks: list[RemovableHandle] = []
@@ -118,6 +123,7 @@ class Session:
 
     def __enter__(self) -> Self:
         if self._channel is not None:
+            boot.hold_sigterm()
             self._channel.start()
             self._engine.say(Stage.WARMING)
         return self
@@ -132,8 +138,12 @@ class Session:
         if self._group is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         self._engine.close()
+        for batches in self._batches:
+            batches.close()
         if self._channel is not None:
             self._channel.close()
+            if boot.release_sigterm() and (error is None or isinstance(error, Stopped)):
+                boot.die_of_sigterm()
 
     # What the script says -------------------------------------------------------------------------------
 
@@ -161,9 +171,12 @@ class Session:
             self._open()
         self._engine.aim(int(num_steps))
         while True:
+            if boot.stop_due():
+                self._keeping.finish("before the stop")
+                raise Stopped
             number = self._engine.ready()
             if number >= num_steps:
-                self._keeping.finish()
+                self._keeping.finish("at the end")
                 return
             self._keeping.between()
             self._current = step = Step(self, number)
@@ -385,6 +398,7 @@ class Step:
                 "a sharded model communicates in each forward, so all members need as many micro-batches: choose a "
                 f"global_batch which micro_batch x {run.num_members} divides, or a smaller micro_batch"
             )
+        run._batches.add(batches)
         dealt = batches.share(self.index, run.num_members, run.role)
         self._streams = (*self._streams, batches.stream)
         following = next(dealt, None)

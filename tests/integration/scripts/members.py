@@ -89,11 +89,11 @@ class Member:
         return float(tensor.sum())
 
     def do_fork(self) -> tuple[int, int]:
-        """A child that lives on as a data loader's worker does: its pid, and how many TCP sockets it has."""
+        """A child that lives on as a data loader's worker does: its pid, and how many TCP sockets and boards it has."""
         near, far = Pipe()
         pid = os.fork()
         if not pid:
-            far.send(tcp_sockets())
+            far.send(tcp_sockets() + boards())
             signal.pause()
         far.close()
         return pid, near.recv()
@@ -114,6 +114,12 @@ def tcp_sockets() -> int:
             continue
         found += f" {number} " in Path("/proc/self/net/tcp").read_text()
     return found
+
+
+def boards() -> int:
+    """How many this process has open or mapped."""
+    open_files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return "".join([*open_files, Path("/proc/self/maps").read_text()]).count("memfd:everstep")
 
 
 class Controller:

@@ -83,6 +83,22 @@ def data() -> tuple[torch.Tensor, ...]:
     return inputs, inputs.sum(dim=1, keepdim=True).sin(), torch.arange(200)
 
 
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, ...]]):
+    """The same, one by one."""
+
+    def __init__(self, noise: bool) -> None:
+        self.columns, self.noise = data(), noise
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        x, y, number = (column[index] for column in self.columns)
+        if self.noise:
+            x = x + 0.1 * (random.random() + float(numpy.random.rand()) + torch.rand(16))
+        return x, y, number
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
@@ -91,7 +107,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each micro-batch")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--noise", action="store_true", help="inputs get some from random and numpy")
+    parser.add_argument("--noise", action="store_true", help="inputs get some from random and numpy, samples too")
+    parser.add_argument(
+        "--loader-workers", type=int, nargs="+", help="of each local rank, in turn; read sample by sample"
+    )
     parser.add_argument("--library", help="what sums gradients")
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
     parser.add_argument("--hidden", type=int, default=64)
@@ -130,7 +149,15 @@ def main() -> None:
     model = build(args.dropout, args.norm, args.hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    batches = everstep.Batches(data(), global_batch=args.global_batch, micro_batch=args.micro_batch, seed=5)
+    loaders = args.loader_workers or [0]
+    source = data() if args.loader_workers is None else Samples(args.noise)
+    batches = everstep.Batches(
+        source,
+        global_batch=args.global_batch,
+        micro_batch=args.micro_batch,
+        seed=5,
+        num_workers=loaders[int(os.environ.get("LOCAL_RANK", "0")) % len(loaders)],
+    )
     faults = [Fault(text, args.out) for text in args.fault]
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
