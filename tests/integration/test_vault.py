@@ -22,6 +22,7 @@ from everstep.state import talk
 from everstep.state.client import NoRoom, NotKept, Persist, Vault, VaultLost
 from everstep.state.image import CHUNK_BYTES, VERSION, Damaged, Index
 from everstep.state.slots import News, State
+from everstep.state.vault_options import FINISH_SIGNAL
 from everstep.testing.local import LocalRun
 
 SECRET = b"of this test".ljust(32)
@@ -72,6 +73,11 @@ class Node:
                 (byte,) = file.read(1)
                 file.seek(offset)
                 file.write(bytes([byte ^ 4]))
+
+    def finish(self) -> int:
+        os.kill(self.pid, FINISH_SIGNAL)
+        assert self.vault._own is not None and self.vault._own._process is not None
+        return self.vault._own._process.wait(20)
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -128,6 +134,14 @@ WRITER = """
     print("copying", flush=True)
     while True:
         slot.view[0] = 1
+"""
+
+ALONE = """
+    from everstep.state.client import Vault
+    vault = Vault.alone()
+    vault.slot(1 << 20)
+    print(vault._own._process.pid, flush=True)
+    input()
 """
 
 
@@ -212,6 +226,15 @@ def test_a_vault_that_is_killed_is_said_to_be_lost_and_the_next_call_finds_anoth
     assert node.steps() == {3: State.CACHED} and read(node.vault, 3) == bytes_of(3)
 
 
+def test_a_vault_of_a_process_ends_with_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(ALONE)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert procfs.sample(pid)
+        process.kill()
+    until(lambda: procfs.sample(pid) is None)
+
+
 def test_a_flipped_byte_in_a_sealed_image_is_found_and_it_is_offered_no_more(new_node: Callable[..., Node]) -> None:
     node = new_node()
     node.save(1, bytes_of(1))
@@ -230,19 +253,21 @@ def test_a_flipped_byte_in_a_sealed_image_is_found_and_it_is_offered_no_more(new
 
 
 def test_two_hundred_saves_take_no_more_memory_than_twenty(new_node: Callable[..., Node], tmp_path: Path) -> None:
+    """The next save never waits for the disk; what is there is one step, whatever was written meanwhile."""
     node = new_node()
-    persist = Persist(str(tmp_path), {"newest": 1})
-    data = bytes_of(0)
+    persist = Persist(str(tmp_path), {"newest": 3})
     sizes = {}
     for step in range(1, 201):
-        node.save(step, data, persist=persist if step % 10 == 0 else None)
-        if step % 10 == 0:
-            node.until("persistent", step)
+        node.save(step, step.to_bytes(2) * (SIZE // 2), persist=persist)
         if step in (20, 200):
-            sizes[step] = memory_of(node.pid, "VmRSS"), len(node.memories()), memory_of(os.getpid(), "VmRSS")
-    assert sizes[200][1] <= 3
-    assert sizes[200][0] - sizes[20][0] < 2 * SIZE and sizes[200][2] - sizes[20][2] < 2 * SIZE
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-0000000200"]
+            sizes[step] = [memory_of(pid, "VmRSS") for pid in (node.pid, os.getpid())]
+    assert len(node.memories()) <= 3
+    assert all(late < early + 2 * SIZE for early, late in zip(sizes[20], sizes[200], strict=True))
+    node.until("persistent", 200)
+    written = {n.step for n in node.news if n.what == "persistent"}
+    assert written | {n.step for n in node.news if n.what == "skipped"} == set(range(1, 201))
+    for step in sorted(written)[-3:]:
+        assert (tmp_path / f"step-{step:010}" / "__0_0.distcp").read_bytes() == step.to_bytes(2) * (SIZE // 2)
 
 
 def test_a_place_that_cannot_be_written_to_is_said_and_tried_again(
@@ -257,6 +282,17 @@ def test_a_place_that_cannot_be_written_to_is_said_and_tried_again(
     assert node.until("persistent", 4).complete
     assert node.steps() == {4: State.PERSISTENT}
     assert bytes_of(4) == (place / "step-0000000004" / "__0_0.distcp").read_bytes()
+
+
+def test_a_vault_that_is_to_end_writes_first_and_tells_when_it_cannot(
+    new_node: Callable[..., Node], tmp_path: Path
+) -> None:
+    for where, status in ((tmp_path / "place", 0), (tmp_path / "file" / "place", 1)):
+        (tmp_path / "file").touch()
+        node = new_node()
+        node.save(5, bytes_of(5, 40 * MB), persist=Persist(str(where)))
+        assert node.finish() == status
+    assert (tmp_path / "place" / "step-0000000005" / "COMPLETE").exists()
 
 
 def test_strangers_are_refused_and_disturb_nobody(new_node: Callable[..., Node]) -> None:
@@ -296,11 +332,19 @@ def test_a_cgroup_with_little_memory_is_a_refusal_and_no_kill(
 
 def test_vaults_of_a_job_outlive_agents_and_not_the_job(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SCRIPT, "--nnodes", "2", "--local-nodes", "2", args=(str(tmp_path),)) as run:
-        run.until(lambda: (tmp_path / "kept-0").exists() and (tmp_path / "kept-1").exists())
-        vaults = [int((run.run_dir / f"vault-node{node}.pid").read_text()) for node in range(2)]
+        run.until(lambda: (tmp_path / "at-0").exists() and (tmp_path / "at-1").exists())
+        first = (tmp_path / "at-1").read_text()
+        os.kill(vault_pid(run, 1), signal.SIGKILL)
+        run.until(lambda: (tmp_path / "at-1").read_text() != first)  # a new one, and kept again
+        vaults = [vault_pid(run, node) for node in range(2)]
         run.kill_agent("node0")
         run.until(lambda: (tmp_path / "found-0").exists())
         assert all(procfs.sample(pid) for pid in vaults)
         assert run.wait() == 0, run.text()
     assert (tmp_path / "found-0").read_text() == "1 own, 1 pulled"
+    assert "the vault of node1 died (SIGKILL)" in run.text()
     assert not any(procfs.sample(pid) for pid in vaults)
+
+
+def vault_pid(run: LocalRun, node: int) -> int:
+    return int((run.run_dir / f"vault-node{node}.pid").read_text())

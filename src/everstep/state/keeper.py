@@ -94,7 +94,7 @@ class Keeper:
         self._numbers = itertools.count(1)
         self._ended = False
         workers = sum(slots.WORKERS.values())
-        self._threads = ThreadPoolExecutor(workers, "task", initializer=lambda: os.nice(NICE) and None)
+        self._threads = ThreadPoolExecutor(workers, "task", initializer=_yield_to_training)
         threading.Thread(target=self._keep_time, name="time", daemon=True).start()
 
     def name(self) -> int:
@@ -331,6 +331,10 @@ class Keeper:
         """`failed`: also those that have failed and wait for another try."""
         tasks = [task for task in self._slots.tasks.values() if task.work is Work.WRITE]
         return sum(failed or task.running or not task.attempts for task in tasks)
+
+
+def _yield_to_training() -> None:
+    os.nice(NICE)  # of this thread alone, on Linux
 
 
 def _until(cancelled: threading.Event | None, sums: Iterator[int]) -> Iterator[int]:

@@ -69,8 +69,8 @@ def _handle(event: object, slots: Slots, _said: list[Command], _now_s: float) ->
 @_handle.register
 def _(event: Asked, slots: Slots, said: list[Command], _now_s: float) -> Slots:
     fitting = [m for m in slots.memories.values() if _fits(m, event.num_bytes) and _free(slots, m)]
-    if fitting:  # an empty one, rather than that of an image; one that the writer has mapped; the oldest image
-        memory = min(fitting, key=lambda m: (_worth(slots, m), m.writer != event.writer))
+    if fitting:  # one that the writer has mapped; an empty one, or else that of the oldest image
+        memory = min(fitting, key=lambda m: (m.writer != event.writer, _worth(slots, m)))
         slots = _vacate(slots, memory.number, said)
         memory = msgspec.structs.replace(memory, writer=event.writer)
     else:
