@@ -13,7 +13,7 @@ from everstep.state.disk import Checkpoints
 from everstep.state.image import CHUNK_BYTES, VERSION, Index
 from everstep.state.retention import Retention
 
-NUM_BYTES = 2 * CHUNK_BYTES + 1000
+NUM_BYTES = CHUNK_BYTES + 1000
 NUM_SHARDS = 2
 
 

@@ -1,94 +1,86 @@
-"""Small images for tests of checkpoints: named tensors, cut over shards along their first dimension."""
+"""Images in memory, for tests: taken from objects, read back as a source, and written as a folder for stock PyTorch."""
 
 from __future__ import annotations
 
-import io
-import mmap
-import struct
-import zipfile
+import importlib
+import math
+import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import xxhash
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
-from everstep.state.image import ALIGN_BYTES, VERSION, Blob, Index, Piece
-
-JOB = "train-1234"
-
-
-def state(step: int, num_rows: int = 12) -> dict[str, Tensor]:
-    """Tensors of several dtypes which depend on the step."""
-    generator = torch.Generator().manual_seed(step)
-    weight = torch.randn(num_rows, 8, generator=generator)
-    return {
-        "model.blocks.0.weight": weight,
-        "model.blocks.0.bias": weight[:, 0].to(torch.bfloat16),
-        "model.scale": torch.tensor(float(step)),
-        "optimizer.state.blocks.0.weight.exp_avg": weight * 2,
-        "optimizer.state.blocks.0.weight.step": torch.tensor(step, dtype=torch.int64),
-    }
+from everstep.state import restore
+from everstep.state.capture import Plan, plan
+from everstep.state.flatten import Stateful
+from everstep.state.image import Damaged, Index, chunk_span
+from everstep.state.tree import dtype_named
 
 
-def image(
-    tensors: Mapping[str, Tensor],
-    step: int,
-    *,
-    shard: int = 0,
-    num_shards: int = 1,
-    epoch: int = 1,
-    job: str = JOB,
-    blobs: Mapping[str, Any] | None = None,
-) -> tuple[Index, memoryview]:
-    """One shard: a row-wise part of each tensor, and all of those with fewer rows than shards."""
-    data, pieces, found = bytearray(), [], []
-    for name, tensor in tensors.items():
-        part, offsets = cut(tensor, shard, num_shards)
-        start = len(data)
-        item = saved(part.clone())
-        data += item
-        raw = start + _raw(item, part)
-        kind = str(tensor.dtype).removeprefix("torch.")
-        pieces.append(
-            Piece(name, kind, (*tensor.shape,), offsets, (*part.shape,), raw, part.nbytes, (start, len(item)))
-        )
-        data += bytes(-len(data) % ALIGN_BYTES)
-    for name, value in (blobs or {}).items():
-        item = saved(value)
-        found.append(Blob(name, (len(data), len(item))))
-        data += item
-    index = Index(
-        VERSION, job, step, epoch, shard, num_shards, 1000.0 + step, len(data), tuple(pieces), tuple(found),
-        (("model", None), ("optimizer", None)),
-    )  # fmt: skip
-    return index, shared(bytes(data))
+class BytesSource:
+    """An image in memory. `reads`: the chunks that were read, in order."""
+
+    def __init__(self, index: Index, data: bytearray) -> None:
+        self.index = index
+        self.data = data
+        self.sums = [xxhash.xxh3_64_intdigest(data[slice(*chunk_span(index, n))]) for n in range(index.num_chunks)]
+        self.reads: list[int] = []
+
+    def read(self, chunk: int, into: memoryview) -> None:
+        self.reads.append(chunk)
+        into[:] = memoryview(self.data)[slice(*chunk_span(self.index, chunk))]
+        if xxhash.xxh3_64_intdigest(into) != self.sums[chunk]:
+            raise Damaged(f"chunk {chunk}")
 
 
-def cut(tensor: Tensor, shard: int, num_shards: int) -> tuple[Tensor, tuple[int, ...]]:
-    if tensor.dim() == 0 or len(tensor) < num_shards:
-        return tensor, (0,) * tensor.dim()
-    rows = -(-len(tensor) // num_shards)
-    return tensor[shard * rows : (shard + 1) * rows], (shard * rows, *(0,) * (tensor.dim() - 1))
+def take(objects: Mapping[str, Stateful], shard: int = 0, num_shards: int = 1) -> BytesSource:
+    return finish(plan(objects, shard=shard, num_shards=num_shards))
 
 
-def shared(data: bytes) -> memoryview:
-    """In memory at the begin of a page, as a vault's is."""
-    memory = memoryview(mmap.mmap(-1, max(len(data), 1)))[: len(data)]
-    memory[:] = data
-    return memory
+def finish(planned: Plan) -> BytesSource:
+    data = bytearray(planned.num_bytes)
+    planned.copy(memoryview(data))
+    return BytesSource(planned.index("job", 7, 1, 0.0), data)
 
 
-def saved(value: Any) -> bytes:
-    out = io.BytesIO()
-    torch.save(value, out)
-    return out.getvalue()
+def write(folder: Path, sources: list[BytesSource]) -> None:
+    """As torch.distributed.checkpoint would have: data files, and a .metadata."""
+    module = importlib.import_module(FileSystemReader.__module__)
+    described: dict[str, Any] = {}
+    storage: dict[MetadataIndex, Any] = {}
+    for source in sources:
+        index, name = source.index, f"__{source.index.shard}_0.distcp"
+        (folder / name).write_bytes(source.data)
+        for piece in index.pieces:
+            if not math.prod(piece.shape) and math.prod(piece.global_shape):
+                continue
+            key = MetadataIndex(piece.name, piece.offsets)
+            if key in storage:
+                continue
+            entry = described.setdefault(
+                piece.name,
+                TensorStorageMetadata(
+                    TensorProperties(dtype=dtype_named(piece.dtype)), torch.Size(piece.global_shape), []
+                ),
+            )
+            entry.chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape)))
+            storage[key] = module._StorageInfo(name, *piece.item)
+        for blob in index.blobs:
+            described[blob.name] = BytesStorageMetadata()
+            storage.setdefault(MetadataIndex(blob.name), module._StorageInfo(name, *blob.item))
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(described, storage_data=storage)))
 
 
-def _raw(item: bytes, part: Tensor) -> int:
-    """Where in a file of torch.save the bytes of its one tensor begin."""
-    with zipfile.ZipFile(io.BytesIO(item)) as archive:
-        (record,) = [info for info in archive.infolist() if "/data/" in info.filename]
-    name, extra = struct.unpack_from("<HH", item, record.header_offset + 26)
-    start = int(record.header_offset + 30 + name + extra)
-    assert item[start : start + part.nbytes] == part.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return start
+def load(objects: Mapping[str, Stateful], *sources: BytesSource) -> None:
+    restore.load(objects, sources)

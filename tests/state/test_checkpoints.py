@@ -7,14 +7,16 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import images
 import msgspec
 import pytest
+import small_images as images
 
 from everstep.state import claims, layout
 from everstep.state.disk import Checkpoints, Written
+from everstep.state.folder import FolderStore
 from everstep.state.image import Damaged
 from everstep.state.retention import Pruned, Retention
 from everstep.state.store import open_store
@@ -44,6 +46,11 @@ def test_order_is_numeric_and_retention_keeps_the_newest_and_a_series(tmp_path: 
     assert Retention(newest=1).keeps([9900, 10000]) == {10000}
     late = save(tmp_path, 9960)  # a slow save of an older step does not take the name of the newest
     assert late.complete and (tmp_path / "latest").read_text() == "step-0000010050\n"
+    back = save(tmp_path, 9970, Retention(newest=1))  # of a job that went back: not removed by its own save
+    assert "step-0000009970" not in back.removed and Checkpoints(tmp_path).found() == [10050, 9970]
+    (tmp_path / "latest").write_text("step-0000009970\n")
+    assert Checkpoints(tmp_path).prune(Retention(newest=1)).removed == ("step-0000009970",)
+    assert (tmp_path / "latest").read_text() == "step-0000010050\n"
     with pytest.raises(ValueError, match="at least the newest"):
         Retention(newest=0)
 
@@ -57,7 +64,7 @@ def test_incomplete_steps_are_never_given_out_and_go_with_the_next(tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         checkpoints.sources(2)
     assert len(folders(tmp_path)) == 2
-    assert save(tmp_path, 3, num_shards=2).removed == (checkpoints.scan().unfinished or (half_name(2),))
+    assert save(tmp_path, 3, num_shards=2).removed == (half_name(2),)
     assert folders(tmp_path) == ["step-0000000001", "step-0000000003"]
 
 
@@ -74,6 +81,8 @@ def test_saves_that_meet_do_not_mix(tmp_path: Path) -> None:
         return checkpoints.write(msgspec.structs.replace(index, written_s=float(epoch)), data)
 
     assert not write(1, 0, 100).complete
+    there = write(1, 0, 100)
+    assert there.durable and not there.wrote and not there.complete
     assert not write(2, 0, 200).complete  # after a rollback: the same step with other contents
     assert write(2, 1, 200).complete
     again = write(2, 1, 200)
@@ -86,7 +95,7 @@ def test_saves_that_meet_do_not_mix(tmp_path: Path) -> None:
     index, data = images.image(images.state(6), 6)
     with claims.claim(checkpoints.store, f"writing.{layout.working_folder(layout.Key.of(index))}.0"):
         busy = checkpoints.write(index, data)  # another process is at this shard
-    assert not busy.wrote and not busy.complete
+    assert not busy.wrote and not busy.complete and not busy.durable
 
 
 def test_memory_that_changes_while_it_is_written_is_noticed(tmp_path: Path) -> None:
@@ -125,6 +134,8 @@ def test_every_file_damaged_in_turn(tmp_path: Path, harm: str) -> None:
             assert at in [fault.offset for fault in faults] or blamed == "manifest.json"
         if (name, harm) != ("COMPLETE", "gone"):  # that is an unfinished one, nothing to report
             assert [where for where, _ in told] == [folder.name]
+        if harm != "flip":
+            assert checkpoints.found() == [1]
         if name != ".metadata":
             assert_refused(checkpoints)
         (folder / name).write_bytes(kept)
@@ -168,6 +179,24 @@ def test_readers_hold_a_lease(tmp_path: Path) -> None:
     assert folders(tmp_path) == ["step-0000000003"]
 
 
+class Crossed(FolderStore):
+    """A reader claims the step just when its marker has gone."""
+
+    def remove(self, path: str) -> None:
+        super().remove(path)
+        if path.endswith("/COMPLETE"):
+            self.lease = claims.Claim(self, f"reading.{path.partition('/')[0]}")
+
+
+def test_a_lease_that_crosses_the_deletion(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.store = Crossed(tmp_path)
+    assert checkpoints.prune(Retention(newest=1)).leased == ("step-0000000001",)
+    assert Checkpoints(tmp_path).found() == [2, 1] and checkpoints.verify(1) == []
+
+
 HOLD = """
 import sys
 from everstep.state import claims, store
@@ -194,33 +223,26 @@ def test_one_deleter_and_the_dead_do_not_count(tmp_path: Path) -> None:
 
 def test_an_owner_elsewhere_lives_while_it_renews() -> None:
     here = claims.ourselves()
-    assert claims.lives(here) and not claims.lives(msgspec.structs.replace(here, began="1"))
+    assert not claims.lives(here, "x") and not claims.lives(msgspec.structs.replace(here, began="1"), "x")
     elsewhere = msgspec.structs.replace(here, boot="another", pid=1)
-    assert claims.lives(elsewhere)
-    assert not claims.lives(msgspec.structs.replace(elsewhere, renewed_s=here.renewed_s - claims.STALE_S - 1))
+    assert claims.lives(elsewhere, "x")
+    assert not claims.lives(msgspec.structs.replace(elsewhere, renewed_s=here.renewed_s - claims.STALE_S - 1), "x")
 
 
 def test_deleters_in_a_race_leave_the_newest_whole(tmp_path: Path) -> None:
     for step in range(1, 13):
         save(tmp_path, step)
     start = threading.Barrier(4)
-    errors: list[Exception] = []
 
-    def delete() -> None:
+    def delete(_: int) -> list[Pruned]:
         start.wait()
-        try:
-            for _ in range(5):
-                Checkpoints(tmp_path).prune(Retention(newest=2))
-        except Exception as error:
-            errors.append(error)
+        return [Checkpoints(tmp_path).prune(Retention(newest=2)) for _ in range(5)]
 
-    threads = [threading.Thread(target=delete) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    Checkpoints(tmp_path).prune(Retention(newest=2))
+    with ThreadPoolExecutor(4) as pool:
+        done = [pruned for several in pool.map(delete, range(4)) for pruned in several]
+    done.append(Checkpoints(tmp_path).prune(Retention(newest=2)))
+    removed = [folder for pruned in done for folder in pruned.removed]
+    assert sorted(removed) == [f"step-{step:010d}" for step in range(1, 11)]  # each by one of them
     assert Checkpoints(tmp_path).found() == [12, 11]
     assert all(Checkpoints(tmp_path).verify(step) == [] for step in (11, 12))
 

@@ -1,4 +1,6 @@
-"""`everstep ckpt ls | show | verify | diff | export | prune`: look after the checkpoints of a job. None imports torch.
+"""`everstep ckpt ls | show | verify | diff | export | reshape | prune`: look after the checkpoints of a job.
+
+Only `reshape` imports torch.
 
 WHERE is the folder or URL (fsspec) which a job saves to; TARGET is that, for its newest complete step, or the folder of
 one step in it. Exit code: 0 when all is well, FAILED (1) when something is damaged or differs, USAGE (2) when there is
@@ -17,7 +19,7 @@ from everstep.cli import ckpt_text as text
 from everstep.cli.ckpt_open import Target, at, opened
 from everstep.core.errors import ExitCode, UsageError
 
-app = App(name="ckpt", help="List, check, compare, export and prune checkpoints.", version_flags=[])
+app = App(name="ckpt", help="List, check, compare, export, reshape and prune checkpoints.", version_flags=[])
 Json = Annotated[bool, Parameter(name="--json", negative=())]
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -173,4 +175,31 @@ def export(target: str, to: Path, *, of: str = "model", json: Json = False) -> i
     else:
         took_s = time.monotonic() - began
         print(f"{to}: {num_tensors} tensors, {text.size(to.stat().st_size)}, step {step.manifest.step}, {took_s:.1f} s")
+    return ExitCode.OK
+
+
+@app.command
+def reshape(target: str, to: str, *, shards: int, json: Json = False) -> int:
+    """Write a checkpoint as another number of shards, tensors cut along their first dimension as FSDP cuts them.
+
+    A job needs none of this to continue with another number of members: any layout loads into any other.
+
+    Args:
+        target: a place, for its newest step, or the folder of one step.
+        to: the folder or URL of another place.
+        shards: how many.
+        json: as JSON.
+    """
+    from everstep.state.recut import recut
+
+    bar = text.progress(f"{shards} shards", None, quiet=json)
+    with opened(target) as (checkpoints, step), at(to) as there:
+        if step.manifest.key.step in there.checkpoints.found():
+            raise UsageError(f"step {step.manifest.step} is in {to} already: give another place")
+        with checkpoints.reading(step) as sources, bar as advance:
+            written = recut(sources, there.checkpoints, shards, advance)
+    if json:
+        text.as_json(written)
+    else:
+        print(f"step {step.manifest.step} in {to}: {shards} shards, {text.size(sum(w.num_bytes for w in written))}")
     return ExitCode.OK

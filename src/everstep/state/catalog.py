@@ -44,7 +44,7 @@ class Catalog:
         return {name.split(".")[1] for name in living(self.store, kind)}
 
     def tensors(self, step: Step) -> dict[str, Tensor]:
-        merged = stock.merge([source.index for source in self.checkpoints.open(step)])
+        merged, _ = stock.merge_what_fits([source.index for source in self.checkpoints.open(step)])
         return {name: Tensor(p.first.dtype, p.first.global_shape, len(p.pieces)) for name, p in sorted(merged.items())}
 
     def verify_folder(self, folder: str, progress: Progress) -> list[Fault]:

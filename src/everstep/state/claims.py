@@ -14,16 +14,19 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from everstep.state.layout import CLAIMS
+from everstep.state.layout import CLAIMS, TEMPORARY
 from everstep.state.store import Store
 
 RENEW_S = 60.0
 STALE_S = 600.0  # more than clocks of two nodes differ, and than a store is away for
+
+
+_held: set[str] = set()  # by this process; so one that could not be removed, as the store was away, is known to be void
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -45,8 +48,11 @@ def ourselves() -> Owner:
     return Owner(socket.gethostname(), _boot(), _space(), pid, _began(pid) or "", time.time())
 
 
-def lives(owner: Owner) -> bool:
+def lives(owner: Owner, name: str) -> bool:
+    """Whether somebody still stands for a claim."""
     if owner.boot and (owner.boot, owner.space) == (_boot(), _space()):
+        if owner.pid == os.getpid() and owner.began == _began(owner.pid):
+            return name in _held
         return _began(owner.pid) == owner.began
     return time.time() - owner.renewed_s < STALE_S
 
@@ -60,37 +66,57 @@ class Claim:
         self.name = f"{kind}.{time.time_ns():020d}-{secrets.token_hex(4)}"
         self._due = 0.0
         store.make(CLAIMS)
-        self.renew()
+        _held.add(self.name)
+        try:
+            self.renew()
+        except BaseException:
+            _held.discard(self.name)
+            raise
 
     def renew(self) -> None:
         """Call it now and then while the work lasts; it does little."""
         if time.monotonic() >= self._due:
-            self.store.put(f"{CLAIMS}/{self.name}", msgspec.json.encode(ourselves()), durable=False)
+            try:
+                self._put()
+            except FileNotFoundError:  # somebody swept it before it had its name
+                self._put()
             self._due = time.monotonic() + RENEW_S
+
+    def _put(self) -> None:
+        self.store.put(f"{CLAIMS}/{self.name}", msgspec.json.encode(ourselves()), durable=False)
 
     def others(self) -> dict[str, Owner]:
         """Living claims of the same kind, and whose."""
         return {name: owner for name, owner in living(self.store, self.kind).items() if name != self.name}
 
     def release(self) -> None:
-        self.store.remove(f"{CLAIMS}/{self.name}")
+        """Never fails: what cannot be removed now is void anyway, and is swept later."""
+        _held.discard(self.name)
+        with suppress(OSError):
+            self.store.remove(f"{CLAIMS}/{self.name}")
 
 
 def living(store: Store, kind: str) -> dict[str, Owner]:
     """Claims of a kind ("reading": whatever is read) whose owners live."""
-    return {name: owner for name, owner in _all(store, kind) if lives(owner)}
+    return {name: owner for name, owner in _all(store, kind) if lives(owner, name)}
 
 
 def bury(store: Store) -> None:
-    """Clear away the claims of dead owners, and what a death left of one."""
-    for name, owner in _all(store, ""):
-        if not lives(owner):
+    """Clear away the claims of dead owners; and half of one, when nobody can be at it."""
+    names = store.sizes(CLAIMS)
+    claims = dict(_all(store, ""))
+    for name, owner in claims.items():
+        if not lives(owner, name):
             store.remove(f"{CLAIMS}/{name}")
+    if not any(lives(owner, name) for name, owner in claims.items()):
+        for name in names:
+            if TEMPORARY in name:
+                store.remove(f"{CLAIMS}/{name}")
 
 
 def _all(store: Store, kind: str) -> Iterator[tuple[str, Owner]]:
     for name in sorted(store.sizes(CLAIMS)):
-        if kind and not name.startswith(kind + "."):
+        if TEMPORARY in name or (kind and not name.startswith(kind + ".")):
             continue
         try:
             yield name, msgspec.json.decode(store.get(f"{CLAIMS}/{name}"), type=Owner)

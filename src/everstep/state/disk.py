@@ -26,12 +26,16 @@ from everstep.state.verify import Fault, Progress, verify
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What became of one shard. `complete`: all shards of the step are durable, and it can be restored from."""
+    """What became of one shard. `complete`: all shards of the step are durable, and it can be restored from.
+
+    durable: this shard is, whoever wrote it; False: another process has begun it. wrote: this call did.
+    """
 
     step: int
     shard: int
     complete: bool
-    wrote: bool  # False: it was there already, or another process is at it
+    durable: bool
+    wrote: bool
     num_bytes: int
     took_s: float
     removed: tuple[str, ...] = ()  # folders of older steps, by retention
@@ -89,7 +93,8 @@ class Checkpoints:
         folder = layout.working_folder(key)
         with claim(self.store, f"{WRITING}.{folder}.{index.shard}") as mine:
             complete = self._is_complete(key)
-            if not complete and all(name > mine.name for name in mine.others()):
+            busy = not complete and any(name < mine.name for name in mine.others())
+            if not complete and not busy:
                 wrote = self._write_shard(folder, index, data, mine)
             try:
                 complete = complete or self._finish(folder, key)
@@ -97,8 +102,9 @@ class Checkpoints:
                 if wrote:
                     self._drop(folder, index.shard)
                 raise
-        removed = self._tidy() if complete and wrote else ()
-        return Written(index.step, index.shard, complete, wrote, index.num_bytes, time.monotonic() - began, removed)
+        removed = self._tidy(index.step) if complete and wrote else ()
+        took_s, durable = time.monotonic() - began, complete or not busy
+        return Written(index.step, index.shard, complete, durable, wrote, index.num_bytes, took_s, removed)
 
     def _is_complete(self, key: Key) -> bool:
         for folder in (layout.folder_of(key.step), layout.working_folder(key)):
@@ -163,17 +169,26 @@ class Checkpoints:
             if not self._is_complete(key):
                 raise
         self.store.settle(folder, layout.folder_of(key.step))
-        self.store.put(LATEST, f"{self.scan().complete[0].folder}\n".encode())
+        self._name_latest()
         return True
 
-    def _tidy(self) -> tuple[str, ...]:
+    def _name_latest(self) -> None:
+        complete = self.scan().complete
+        if complete:
+            self.store.put(LATEST, f"{complete[0].folder}\n".encode())
+
+    def _tidy(self, written: int) -> tuple[str, ...]:
+        """What was just written stays, also when a job that went back finds newer steps of before here."""
         if self.retention is not None:
-            return self.prune(self.retention).removed
+            return prune(self.store, self.scan, self.retention, keep=written).removed
         return sweep(self.store, self.scan())
 
     def prune(self, retention: Retention, dry_run: bool = False) -> Pruned:
         """Remove what retention does not keep, and what dead saves left. One process at a time does; others do not."""
-        return prune(self.store, self.scan, retention, dry_run)
+        pruned = prune(self.store, self.scan, retention, dry_run=dry_run)
+        if pruned.removed and not dry_run:
+            self._name_latest()
+        return pruned
 
     def look(self, folder: str) -> Step:
         """Raises FileNotFoundError without the marker; Damaged."""
@@ -263,13 +278,14 @@ class Checkpoints:
         try:
             lease = Claim(self.store, f"{READING}.{found.folder}")
         except OSError:  # a read-only place: who may delete there cannot be told, and each chunk is checked anyway
-            yield self.open(found)
+            with _closing(self.open(found)) as sources:
+                yield sources
             return
-        try:
-            sources = self.open(self.look(found.folder))  # after the claim: whoever deletes takes the marker first
-            for source in sources:
-                source.each = lease.renew
-            yield sources
+        try:  # after the claim: whoever deletes takes the marker first
+            with _closing(self.open(self.look(found.folder))) as sources:
+                for source in sources:
+                    source.each = lease.renew
+                yield sources
         finally:
             lease.release()
 
@@ -299,6 +315,15 @@ class FileSource:
 
     def close(self) -> None:
         self._reader.close()
+
+
+@contextmanager
+def _closing(sources: list[FileSource]) -> Iterator[list[FileSource]]:
+    try:
+        yield sources
+    finally:
+        for source in sources:
+            source.close()
 
 
 def _manifest(indexes: Sequence[Index], metadata: bytes) -> Manifest:

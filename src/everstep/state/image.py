@@ -71,7 +71,7 @@ class Source(Protocol):
     def index(self) -> Index: ...
 
     def read(self, chunk: int, into: memoryview) -> None:
-        """The bytes of one chunk, checked. Raises Damaged, or OSError."""
+        """The bytes of one chunk, checked; several threads may call it at once. Raises Damaged, or OSError."""
 
 
 class Damaged(Exception):

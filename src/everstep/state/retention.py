@@ -30,9 +30,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.newest < 1 or self.every < 0:
-            raise ValueError(
-                f"at least the newest checkpoint is kept, and every n-th: not {self.newest} and {self.every}"
-            )
+            raise ValueError(f"at least the newest checkpoint is kept: got newest={self.newest}, every={self.every}")
 
     def keeps(self, steps: Collection[int]) -> set[int]:
         ordered = sorted(steps, reverse=True)
@@ -48,18 +46,21 @@ class Pruned(msgspec.Struct, frozen=True):
     busy: str = ""
 
 
-def prune(store: Store, scan: Callable[[], Scan], retention: Retention, dry_run: bool) -> Pruned:
+def prune(
+    store: Store, scan: Callable[[], Scan], retention: Retention, *, keep: int | None = None, dry_run: bool = False
+) -> Pruned:
+    """keep: a step which stays in any case."""
     if dry_run:
-        return _prune(store, scan(), retention, None)
+        return _prune(store, scan(), retention, keep, None)
     with claim(store, DELETING) as mine:
         for owner in mine.others().values():
             return Pruned(busy=str(owner))
-        return _prune(store, scan(), retention, mine)
+        return _prune(store, scan(), retention, keep, mine)
 
 
-def _prune(store: Store, scan: Scan, retention: Retention, mine: Claim | None) -> Pruned:
+def _prune(store: Store, scan: Scan, retention: Retention, keep: int | None, mine: Claim | None) -> Pruned:
     """Without a claim: only say what would go."""
-    kept = _kept(scan, retention)
+    kept = _kept(scan, retention, keep)
     removed: list[str] = []
     leased: list[str] = []
     for step in reversed(scan.complete):
@@ -72,12 +73,13 @@ def _prune(store: Store, scan: Scan, retention: Retention, mine: Claim | None) -
     return Pruned(tuple(removed), tuple(kept), tuple(leased))
 
 
-def _kept(scan: Scan, retention: Retention) -> list[str]:
+def _kept(scan: Scan, retention: Retention, keep: int | None) -> list[str]:
     """Of several saves of one step the newest is the one that counts."""
     newest: dict[int, str] = {}
     for step in scan.complete:
         newest.setdefault(step.manifest.step, step.folder)
-    return [newest[step] for step in sorted(retention.keeps(newest), reverse=True)]
+    keeps = retention.keeps(newest) | {step for step in newest if step == keep}
+    return [newest[step] for step in sorted(keeps, reverse=True)]
 
 
 def _unread(store: Store, folder: str) -> bool:
@@ -107,8 +109,8 @@ def sweep(store: Store, scan: Scan, older_than: int | None = None) -> tuple[str,
     gone = _leftovers(store, scan, older_than)
     for folder in gone:
         store.remove_folder(folder)
-    for step in scan.complete:
-        _stray_files(store, step.folder)
+    for folder in ("", *(step.folder for step in scan.complete)):
+        _stray_files(store, folder)
     return tuple(gone)
 
 
@@ -123,4 +125,4 @@ def _stray_files(store: Store, folder: str) -> None:
     strays = [name for name in store.sizes(folder) if TEMPORARY in name]
     if strays and not living(store, WRITING):
         for name in strays:
-            store.remove(f"{folder}/{name}")
+            store.remove(f"{folder}/{name}" if folder else name)

@@ -50,26 +50,35 @@ class Parts(NamedTuple):
 
 def merge(indexes: Sequence[Index]) -> dict[str, Parts]:
     """Tensors by name, over all shards. Raises Damaged when shards contradict each other or do not make it whole."""
+    tensors, problems = merge_what_fits(indexes)
+    if problems:
+        raise Damaged("; ".join(problems))
+    return tensors
+
+
+def merge_what_fits(indexes: Sequence[Index]) -> tuple[dict[str, Parts], list[str]]:
+    """(tensors by name, what is wrong with the others)."""
     found: dict[str, dict[tuple[int, ...], tuple[int, Piece]]] = {}
     for index in indexes:
         for piece in index.pieces:
-            found.setdefault(piece.name, {}).setdefault(piece.offsets, (index.shard, piece))
-    return {name: _whole(name, list(parts.values())) for name, parts in found.items()}
-
-
-def _whole(name: str, parts: list[tuple[int, Piece]]) -> Parts:
-    first = parts[0][1]
-    filled = [part for part in parts if math.prod(part[1].shape)] or parts[:1]
-    if any((p.dtype, p.global_shape) != (first.dtype, first.global_shape) for _, p in parts):
-        raise Damaged(f"{name}: the shards do not agree in its dtype and shape")
-    if sum(math.prod(piece.shape) for _, piece in filled) != math.prod(first.global_shape):
-        raise Damaged(f"{name}: the shards do not make a whole tensor of shape {first.global_shape}")
-    return Parts(first, filled)
+            if math.prod(piece.shape) or not math.prod(piece.global_shape):
+                found.setdefault(piece.name, {}).setdefault(piece.offsets, (index.shard, piece))
+    tensors, problems = {}, []
+    for name, parts in found.items():
+        held = list(parts.values())
+        first = held[0][1]
+        if any((piece.dtype, piece.global_shape) != (first.dtype, first.global_shape) for _, piece in held):
+            problems.append(f"{name}: the shards do not agree in its dtype and shape")
+        elif sum(math.prod(piece.shape) for _, piece in held) != math.prod(first.global_shape):
+            problems.append(f"{name}: the shards do not make a whole tensor of shape {first.global_shape}")
+        else:
+            tensors[name] = Parts(first, held)
+    return tensors, problems
 
 
 def metadata(indexes: Sequence[Index]) -> bytes:
-    """The file's contents, for the indexes of all shards."""
-    tensors = merge(indexes)
+    """The file's contents, for the indexes of all shards. A name which is not one tensor of all shards is left out."""
+    tensors, _ = merge_what_fits(indexes)
     blobs: dict[str, tuple[int, Blob]] = {}
     for index in indexes:
         for blob in index.blobs:

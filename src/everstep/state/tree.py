@@ -79,22 +79,27 @@ class Packer:
         if kind is int:
             return value if -(1 << 63) <= value < 1 << 63 else ["i", str(value)]
         if isinstance(value, Tensor):
-            return ["T", self._tensor(value, path)]
+            return ["T", self.number(value, path)]
         if depth >= MAX_DEPTH:
             raise ValueError(f"{path[:200]}...: nested more than {MAX_DEPTH} deep, or contains itself")
         if kind in MAPPINGS or kind is defaultdict:  # a default factory is code: the plain dict travels
             return [MAPPINGS.get(kind, "d"), [self._item(key, item, path, depth) for key, item in value.items()]]
         if kind in SEQUENCES:
-            return [SEQUENCES[kind], [self.pack(part, f"{path}[{i}]", depth + 1) for i, part in enumerate(value)]]
+            return [SEQUENCES[kind], [self.pack(part, self.join(path, i), depth + 1) for i, part in enumerate(value)]]
         return pack_leaf(value, path)
 
+    def join(self, path: str, key: Any) -> str:
+        return f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+
     def _item(self, key: Any, value: Any, path: str, depth: int) -> list[Any]:
-        path += f".{key}" if isinstance(key, str) else f"[{key!r}]"
+        path = self.join(path, key)
         if type(key) not in KEYS:
             raise ValueError(f"{path}: a key of type {type_name(key)} cannot travel: use strings or numbers")
-        return [self.pack(key, path, depth + 1), self.pack(value, path, depth + 1)]
+        node = key if type(key) is str else Packer().pack(key, path, depth + 1)
+        return [node, self.pack(value, path, depth + 1)]
 
-    def _tensor(self, tensor: Tensor, path: str) -> int:
+    def number(self, tensor: Tensor, path: str) -> int:
+        """What stands for the tensor in the tree."""
         sharded, tensor = is_sharded(tensor), local(tensor)
         check_tensor(tensor, path)
         tensor = tensor.detach()
@@ -112,9 +117,9 @@ class Packer:
 
 
 def check_tensor(tensor: Tensor, path: str) -> None:
-    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        raise ValueError(f"{path}: has no shape yet: run one forward of the lazy module before")
     if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+            raise ValueError(f"{path}: has no shape yet: run one forward of the lazy module before")
         raise ValueError(f"{path}: a tensor of type {type_name(tensor)} cannot travel: give its plain tensors")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{path}: a tensor of layout {tensor.layout} cannot travel: give it as a dense tensor")
@@ -144,8 +149,11 @@ def pack_leaf(value: Any, path: str) -> list[Any]:
     raise ValueError(f"{path}: an object of type {type_name(value)} cannot travel: give it as {ALLOWED}")
 
 
-def unpack(node: Any, take: Callable[[int], Tensor]) -> Any:
-    """The value of a node; `take(index)` gives a tensor. Raises ValueError for what `Packer` never writes."""
+def unpack(node: Any, take: Callable[[int], Any]) -> Any:
+    """The value of a node; `take(index)` gives a tensor, or what shall stand for one.
+
+    Raises ValueError for what `Packer` never writes.
+    """
     if not isinstance(node, list):
         return node
     try:
@@ -154,7 +162,7 @@ def unpack(node: Any, take: Callable[[int], Tensor]) -> Any:
         raise ValueError(f"not a node of a state tree: {str(node)[:80]}") from error
 
 
-def _unpack(node: list[Any], take: Callable[[int], Tensor]) -> Any:
+def _unpack(node: list[Any], take: Callable[[int], Any]) -> Any:
     tag, *rest = node
     for kind, name in MAPPINGS.items():
         if tag == name:
