@@ -61,9 +61,12 @@ class Node:
 
     def memories(self) -> list[str]:
         """The files behind its images; a mapping holds one open as well."""
-        folder = Path(f"/proc/{self.pid}/fd")
-        paths = [path for path in folder.iterdir() if "everstep-image" in os.readlink(path)]
-        return list({path.stat().st_ino: str(path) for path in paths}.values())
+        found = {}
+        for path in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if "everstep-image" in os.readlink(path):
+                    found[path.stat().st_ino] = str(path)
+        return list(found.values())
 
     def flip(self, offset: int) -> None:
         """One bit in each of its images: what a bad memory cell does."""

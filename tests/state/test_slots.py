@@ -200,6 +200,18 @@ def test_a_rollback_makes_the_images_of_the_lost_steps_useless() -> None:
     assert 20 not in {i.step for i in s.kept(life.slots, ONE)}
 
 
+def test_an_image_that_is_sealed_late_takes_nothing_from_the_newer_one() -> None:
+    life = Life()
+    life.save(1, where="disk")
+    late = life.ask()
+    life.save(3, where="disk")
+    life.seal(late, 2, where="disk")
+    assert life.states() == {1: State.OBSOLETE, 2: State.OBSOLETE, 3: State.CACHED}
+    life.done(Work.WRITE)
+    life.done(Work.WRITE)
+    assert (life.said("persistent"), life.said("skipped")) == ([1, 3], [2])
+
+
 def test_a_damaged_image_is_not_found_and_owes_nothing() -> None:
     life = Life()
     image = life.save(1, where="disk", peers=("a",))

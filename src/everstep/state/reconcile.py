@@ -107,6 +107,9 @@ def _(event: Sealed, slots: Slots, said: list[Command], now_s: float) -> Slots:
     for work, target in owed:
         number = slots.last_number + 1
         task = Task(number, work, image.number, target, due_s=now_s)
+        if _owed_by_newer(slots, task, image):  # it comes late
+            said += [_skipped(image, "a newer one is to be written", target)] if work is Work.WRITE else []
+            continue
         slots = msgspec.structs.replace(slots, tasks={**slots.tasks, number: task}, last_number=number)
     said.append(News(State.CACHED, event.shard, event.step))
     return _skip_old(slots, image, owed, said)
@@ -116,7 +119,7 @@ def _skip_old(slots: Slots, image: Image, owed: list[tuple[Work, str]], said: li
     """What older images of the shard owe: not sent or written any more if the new one will be."""
     for task in list(slots.tasks.values()):
         old = slots.images[task.image]
-        if old.shard != image.shard or old.number == image.number:
+        if old.shard != image.shard or old.age >= image.age:  # one may arrive after a newer one
             continue
         if (task.work, task.target) not in owed and not old.broken:
             continue
@@ -124,10 +127,14 @@ def _skip_old(slots: Slots, image: Image, owed: list[tuple[Work, str]], said: li
             said += [Cancel(task.number)] if task.work is Work.SUM or old.broken else []
             continue
         slots = _without_task(slots, task)
-        if task.work is Work.WRITE and old.shard is not None:
-            why = old.broken or f"step {image.step} is to be written instead"
-            said.append(News("skipped", old.shard, old.step, why, task.target))
+        if task.work is Work.WRITE:
+            said.append(_skipped(old, old.broken or f"step {image.step} is to be written instead", task.target))
     return slots
+
+
+def _skipped(image: Image, why: str, target: str) -> News:
+    assert image.shard is not None
+    return News("skipped", image.shard, image.step, why, target)
 
 
 @_handle.register
