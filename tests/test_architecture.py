@@ -58,6 +58,7 @@ PURE = (
     "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",
     "src/everstep/data/sampler.py",
+    "src/everstep/state/reconcile.py",
     "src/everstep/state/reshape.py",
     "src/everstep/state/slots.py",
     "src/everstep/train/commit.py",

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -44,7 +44,7 @@ class VaultError(Exception):
 
 
 class VaultLost(VaultError):
-    """The vault is gone, or cannot be reached: what it kept is lost. The next call tries again."""
+    """The vault is gone, or cannot be reached: what it kept is lost. One call says so; the next one tries again."""
 
 
 class NotKept(VaultError):
@@ -144,7 +144,7 @@ class Vault:
         given = link.ask(talk.Slot(0, num_bytes), talk.Given)
         view = link.maps.get(given.memory)
         if view is None:
-            raise VaultLost(f"the vault of this node is gone: {link.lost}")
+            link.gone()
         return Slot(link, given.image, view[:num_bytes])
 
     def seal(self, slot: Slot, index: Index, peers: Sequence[str] = (), persist: Persist | None = None) -> None:
@@ -186,11 +186,14 @@ class Vault:
 
     def _connected(self) -> _Link:
         with self._lock:
-            if self._link is None or self._link.lost:
+            link = self._link
+            if link is not None and link.lost and not link.said:
+                link.gone()  # between two calls: whoever relies on what was kept must hear of it
+            if link is None or link.lost:
                 if self._own is not None:
                     self._own.start()
-                self._link = _Link(self._address, self._secret, self._on_news)
-            return self._link
+                link = self._link = _Link(self._address, self._secret, self._on_news)
+            return link
 
 
 class _Link:
@@ -198,6 +201,7 @@ class _Link:
 
     def __init__(self, address: str, secret: bytes, on_news: Callable[[News], None]) -> None:
         self.lost = ""
+        self.said = False  # that it is lost
         self.maps: dict[int, memoryview] = {}
         self.fds: dict[int, int] = {}  # that came with an answer which nobody took yet
         self._on_news = on_news
@@ -229,14 +233,19 @@ class _Link:
             self._changed.wait_for(lambda: self.lost or self._answers[number] is not None, timeout_s)
             answer = self._answers.pop(number)
         if answer is None:
-            raise VaultLost(f"the vault of this node is gone: {self.lost or f'no answer within {timeout_s:g} s'}")
+            self.close(f"no answer within {timeout_s} s")
+            self.gone()
         return _result(answer, kind)
+
+    def gone(self) -> NoReturn:
+        self.said = True
+        raise VaultLost(f"the vault of this node is gone, with what it kept: {self.lost}")
 
     def taken(self, number: int) -> int:
         """The descriptor that came with this answer. Raises VaultLost."""
         with self._changed:
             if number not in self.fds:
-                raise VaultLost(f"the vault of this node is gone: {self.lost}")
+                self.gone()
             return self.fds.pop(number)
 
     def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""Carries out what the machine of `state.slots` decides: owns the memory, runs the tasks in threads of low priority.
+"""Carries out what `state.reconcile` decides: owns the memory, runs the tasks in threads of low priority.
 
 All methods may be called from any thread. One lock guards the machine; nothing slow happens under it.
 """
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from everstep.state import memory, slots
+from everstep.state import memory, reconcile, slots
 from everstep.state.available import available_bytes
 from everstep.state.image import Damaged, Index
 from everstep.state.memory import Region
@@ -94,7 +94,7 @@ class Keeper:
         self._numbers = itertools.count(1)
         self._ended = False
         workers = sum(slots.WORKERS.values())
-        self._threads = ThreadPoolExecutor(workers, "task", initializer=lambda: os.nice(NICE) and None)
+        self._threads = ThreadPoolExecutor(workers, "task", initializer=_yield_to_training)
         threading.Thread(target=self._keep_time, name="time", daemon=True).start()
 
     def name(self) -> int:
@@ -241,7 +241,7 @@ class Keeper:
     # The machine ----------------------------------------------------------------------------------------
 
     def _feed(self, event: slots.Event) -> list[slots.Command]:
-        self._slots, commands = slots.step(self._slots, event, self._clock())
+        self._slots, commands = reconcile.step(self._slots, event, self._clock())
         for command in commands:
             self._carry_out(command)
         self._changed.notify_all()
@@ -331,6 +331,10 @@ class Keeper:
         """`failed`: also those that have failed and wait for another try."""
         tasks = [task for task in self._slots.tasks.values() if task.work is Work.WRITE]
         return sum(failed or task.running or not task.attempts for task in tasks)
+
+
+def _yield_to_training() -> None:
+    os.nice(NICE)  # of this thread alone, on Linux
 
 
 def _until(cancelled: threading.Event | None, sums: Iterator[int]) -> Iterator[int]:

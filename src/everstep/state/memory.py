@@ -47,7 +47,9 @@ def map_writable(fd: int, num_bytes: int) -> mmap.mmap:
 
 
 def map_read_only(fd: int, num_bytes: int) -> mmap.mmap:
-    return mmap.mmap(fd, max(num_bytes, 1), flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    mapped = mmap.mmap(fd, max(num_bytes, 1), flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_DONTFORK)
+    return mapped
 
 
 # Sums ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -64,7 +65,7 @@ class Vault:
             if self.remote.fileno() in ready:
                 self._accept(self.remote, self._peer)
 
-    def _accept(self, listener: socket.socket, serve: object) -> None:
+    def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:
             sock, _ = listener.accept()
         except OSError:  # it is gone again, or there are no more descriptors: the next one may have luck
@@ -74,8 +75,7 @@ class Vault:
             return
         threading.Thread(target=self._serve, args=(sock, serve), name="connection", daemon=True).start()
 
-    def _serve(self, sock: socket.socket, serve: object) -> None:
-        assert callable(serve)
+    def _serve(self, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         with sock:
             try:
                 known = self._admitted(sock)
