@@ -11,7 +11,6 @@ its formation has, steps that were lost or came twice.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -110,13 +109,14 @@ class Account:
             elif dealing.first_step:
                 raise LedgerError(f"steps 0 to {dealing.first_step - 1} were dealt to nobody")
             spans.append(Span(dealing, self._committed.get(self._attempts[dealing.epoch], 0)))
-        if not self._go_back(spans, sys.maxsize) and spans and spans[-1].end <= spans[-1].dealing.first_step:
+        if not self._go_back(spans, None) and spans and spans[-1].end <= spans[-1].dealing.first_step:
             raise LedgerError(f"{_text(spans[-1].dealing)}, but {spans[-1].end} steps are known to be committed")
         return tuple(spans)
 
-    def _go_back(self, spans: list[Span], epoch: int) -> bool:
-        """Take back what was dealt before the rollbacks up to this epoch. Whether there are any."""
-        backs = [each for each in self._restored if spans and spans[-1].dealing.epoch < each.epoch <= epoch]
+    def _go_back(self, spans: list[Span], until: int | None) -> bool:
+        """Take back what was dealt before the rollbacks up to this epoch, or to the last. Whether there are any."""
+        later = [each for each in self._restored if spans and spans[-1].dealing.epoch < each.epoch]
+        backs = [each for each in later if until is None or each.epoch <= until]
         for back in backs:
             if spans and self._attempts[spans[-1].dealing.epoch] == self._attempts.get(back.epoch):
                 last = spans[-1].dealing
