@@ -52,6 +52,7 @@ PURE = (
     "src/everstep/control/recovery.py",
     "src/everstep/control/reform.py",
     "src/everstep/control/roles.py",
+    "src/everstep/control/saved.py",
     "src/everstep/control/seating.py",
     "src/everstep/control/seats.py",
     "src/everstep/control/verdicts.py",

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from everstep.cli.replay import replay, schedules
-from everstep.control import lifecycle, membership, node, raised, reform, roles, seating, seats, verdicts
+from everstep.control import lifecycle, membership, node, raised, reform, roles, saved, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import Incident, Job, NodeState
 from everstep.core.events import WorkerEnded
-from everstep.core.formation import Formation, SessionReport
+from everstep.core.formation import Formation, Seat, SessionReport
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Member, NodeReport
 from everstep.testing.schedules import play, play_many
 
@@ -343,6 +343,20 @@ def counts_no_failures(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verdicts, "charge", only_deaths)
 
 
+def starts_over_and_says_nothing(patch: pytest.MonkeyPatch) -> None:
+    real = seats.form
+
+    def form(job: Job, epoch: int, members: Sequence[Seat], abort: bool) -> Formation:
+        made = real(job, epoch, members, abort)
+        return made if job.formation is not None else msgspec.structs.replace(made, floor=0)
+
+    patch.setattr(seats, "form", form)
+
+
+def knows_of_no_rollback(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(saved, "_rolled_back", lambda draft, rollback: None)
+
+
 WITHOUT_SESSIONS: list[Patch] = [
     settles_too_early,
     takes_cut_off_nodes_for_dead,
@@ -389,6 +403,8 @@ WITH_SESSIONS: list[Patch] = [
     never_replaces_a_process_that_raises,
     replaces_every_process_that_raises,
     counts_no_failures,
+    starts_over_and_says_nothing,
+    knows_of_no_rollback,
 ]
 
 

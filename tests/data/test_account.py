@@ -9,7 +9,7 @@ import pytest
 
 from everstep.core import events as e
 from everstep.core.dealing import Dealing, Stream
-from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.formation import Formation, Rollback, Seat, SessionReport, Stage
 from everstep.core.types import Activity, EpochPlan, Exit, ExitCause, NodeReport, WorkerReport
 from everstep.data.account import Account
 from everstep.data.ledger import LedgerError
@@ -39,6 +39,13 @@ def said(committed: int, plan_epoch: int) -> e.NodeReported:
     session = SessionReport("n/0#0", Stage.MEMBER, committed, 1, 1, "h:1", "h")
     worker = WorkerReport(0, session=session)
     return e.NodeReported(NodeReport("n", "n.1", 1, 0.0, 1, "h", 1, plan_epoch, Activity.RUNNING, (worker,)))
+
+
+def after(rollback: int, committed: int) -> e.NodeReported:
+    """A session's word since that rollback."""
+    session = SessionReport("n/0#0", Stage.MEMBER, committed, 4, 4, "h:1", "h", rollbacks=(Rollback(rollback, 0),))
+    report = NodeReport("n", "n.1", 1, 0.0, 1, "h", 1, 1, Activity.RUNNING, (WorkerReport(0, session=session),))
+    return e.NodeReported(report)
 
 
 def told(*events: e.AnyEvent) -> Account:
@@ -115,6 +122,29 @@ def test_a_job_that_starts_again_makes_its_steps_again() -> None:
 def test_what_cannot_be_is_refused(events: tuple[e.AnyEvent, ...], why: str) -> None:
     with pytest.raises(LedgerError, match=why):
         told(*events).spans()
+
+
+def back(epoch: int, step: int, before: int) -> e.StateRestored:
+    return e.StateRestored(epoch, step, before, max(0, before - step))
+
+
+def test_what_a_rollback_made_void_does_not_count() -> None:
+    account = told(*SHRUNK[:-1], said(9, plan_epoch=1), back(4, 6, before=9), formed(4, 2), dealt(4, 2, 6), after(4, 8))
+    assert [(span.dealing.epoch, span.end) for span in account.spans()] == [(1, 4), (3, 6), (4, 8)]
+    assert [(s.dealing.epoch, s.dealing.first_step, s.end) for s in account.redone] == [(3, 6, 9)]
+    assert [step.number for step in account.steps()] == list(range(8))
+    farther = told(*SHRUNK[:-1], said(9, plan_epoch=1), back(4, 2, before=9), formed(4, 2), dealt(4, 2, 2), after(4, 3))
+    assert [(span.dealing.epoch, span.end) for span in farther.spans()] == [(1, 2), (4, 3)]
+    assert [(s.dealing.epoch, s.dealing.first_step, s.end) for s in farther.redone] == [(1, 2, 4), (3, 4, 9)]
+
+
+def test_numbers_of_before_a_rollback_that_are_told_late() -> None:
+    late = (ended(9), said(9, plan_epoch=1))
+    account = told(*SHRUNK, back(4, 6, before=9), formed(4, 2), *late)
+    assert account.committed == 6  # and nothing was dealt since
+    assert told(*SHRUNK, back(4, 6, before=9), *late, formed(4, 2), dealt(4, 2, 6), after(4, 7), *late).committed == 7
+    with pytest.raises(LedgerError, match="steps 6 to 6 were dealt to nobody"):
+        told(*SHRUNK, back(4, 6, before=9), formed(4, 2), dealt(4, 2, 7), after(4, 8)).spans()
 
 
 def test_a_stream_keeps_a_seed_of_any_size() -> None:

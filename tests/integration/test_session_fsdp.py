@@ -130,4 +130,7 @@ def test_both_holders_of_a_shard_are_killed(tmp_path: Path) -> None:
             run.kill_member(role)
         assert run.wait() == ExitCode.OK
         assert "all members that held shard 1 of the state are gone" in run.text()
+        (restored,) = run.events(e.StateRestored)
+        assert restored.step == 0 and restored.lost >= 10
+        assert "step-fell-back" in [incident.kind for incident in run.events(e.IncidentOpened)]
         run.check(40, restarts=1)

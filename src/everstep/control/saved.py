@@ -12,7 +12,7 @@ from everstep.control.draft import Draft
 from everstep.control.job import ENDED, Job, Stage
 from everstep.core import events as e
 from everstep.core.errors import UsageError
-from everstep.core.formation import ROLLBACKS, Rollback, SessionReport
+from everstep.core.formation import Rollback, SessionReport, went_back
 from everstep.core.saves import Saves
 from everstep.core.types import Exit, NodeReport
 
@@ -63,7 +63,7 @@ def _rolled_back(draft: Draft, rollback: Rollback) -> None:
     draft.note(e.StateRestored(rollback.epoch, step, before=job.floor, lost=lost))
     saves = job.saves
     draft.set(
-        rollbacks=(*job.rollbacks, rollback)[-ROLLBACKS:],
+        rollbacks=went_back(job.rollbacks, rollback),
         floor=step,
         saves=Saves(min(saves.requested, step), min(saves.durable, step)),
     )
@@ -73,9 +73,8 @@ def _rolled_back(draft: Draft, rollback: Rollback) -> None:
         why = f"no live member held the whole state: all went back to step {step}, {lost} steps are done again"
         draft.tell("rolled-back", why, redone=lost)
     else:
-        draft.tell(
-            "step-fell-back", f"no state was kept anywhere: the job began at step 0 again, {lost} steps are lost"
-        )
+        why = f"no state was kept anywhere: the job begins at step 0 again, {lost} steps are lost"
+        draft.tell("step-fell-back", why, redone=lost)
 
 
 def require(job: Job) -> None:

@@ -46,6 +46,11 @@ class Rollback(msgspec.Struct, frozen=True):
     step: int
 
 
+def went_back(rollbacks: tuple[Rollback, ...], last: Rollback) -> tuple[Rollback, ...]:
+    """With one more. What an earlier one threw away and this one throws away too is said once."""
+    return (*(each for each in rollbacks if each.step < last.step), last)[-ROLLBACKS:]
+
+
 class Formation(msgspec.Struct, frozen=True, tag=True):
     """The membership of one epoch."""
 

@@ -98,12 +98,9 @@ class Account:
         spans: list[Span] = []
         self._redone = []
         for dealing in sorted(self._dealings, key=lambda dealing: (dealing.epoch, dealing.first_step)):
-            back = self._back(spans[-1].dealing, dealing) if spans else None
-            if back is not None:
-                spans[-1] = Span(spans[-1].dealing, back.before)
-                spans = self._rolled_back(spans, dealing)
-            elif spans and self._attempts[spans[-1].dealing.epoch] != self._attempts[dealing.epoch]:
-                spans = self._rolled_back(spans, dealing)
+            went_back = self._go_back(spans, dealing.epoch)
+            if spans and (went_back or self._attempts[spans[-1].dealing.epoch] != self._attempts[dealing.epoch]):
+                self._cut(spans, dealing.first_step)
             elif spans:
                 last = spans[-1].dealing
                 if last.first_step >= dealing.first_step:
@@ -112,20 +109,24 @@ class Account:
             elif dealing.first_step:
                 raise LedgerError(f"steps 0 to {dealing.first_step - 1} were dealt to nobody")
             spans.append(Span(dealing, self._committed.get(self._attempts[dealing.epoch], 0)))
-        if spans and spans[-1].end <= spans[-1].dealing.first_step:
+        if not self._go_back(spans, None) and spans and spans[-1].end <= spans[-1].dealing.first_step:
             raise LedgerError(f"{_text(spans[-1].dealing)}, but {spans[-1].end} steps are known to be committed")
         return tuple(spans)
 
-    def _back(self, last: Dealing, following: Dealing) -> e.StateRestored | None:
-        """A rollback between the two, in one plan."""
-        if self._attempts[last.epoch] != self._attempts[following.epoch]:
-            return None
-        between = [each for each in self._restored if last.epoch < each.epoch <= following.epoch]
-        return between[0] if between else None
+    def _go_back(self, spans: list[Span], until: int | None) -> bool:
+        """Take back what was dealt before the rollbacks up to this epoch, or to the last. Whether there are any."""
+        later = [each for each in self._restored if spans and spans[-1].dealing.epoch < each.epoch]
+        backs = [each for each in later if until is None or each.epoch <= until]
+        for back in backs:
+            if spans and self._attempts[spans[-1].dealing.epoch] == self._attempts.get(back.epoch):
+                last = spans[-1].dealing
+                spans[-1] = Span(last, max(back.before, last.first_step + 1))
+            if spans:
+                self._cut(spans, back.step)
+        return bool(backs)
 
-    def _rolled_back(self, spans: list[Span], dealing: Dealing) -> list[Span]:
+    def _cut(self, spans: list[Span], first: int) -> None:
         """The state was lost, and steps from this one on are made again: what was consumed in them does not count."""
-        first = dealing.first_step
         if first > spans[-1].end:
             raise LedgerError(f"steps {spans[-1].end} to {first - 1} were dealt to nobody")
         for span in spans:
@@ -133,7 +134,7 @@ class Account:
                 lost = msgspec.structs.replace(span.dealing, first_step=max(first, span.dealing.first_step))
                 self._redone.append(Span(lost, span.end))
         kept = [span for span in spans if span.dealing.first_step < first]
-        return [msgspec.structs.replace(span, end=min(span.end, first)) for span in kept]
+        spans[:] = [msgspec.structs.replace(span, end=min(span.end, first)) for span in kept]
 
     @property
     def redone(self) -> tuple[Span, ...]:

@@ -200,6 +200,7 @@ class SimAgent:
     def die(self) -> None:
         """SIGKILL: its workers follow within ORPHANS_S, the kernel closes its connection."""
         self._end()
+        self.cluster.vaults.lose(self.name)
         for worker in self.workers:
             delay = self.cluster.rng.uniform(0.0, 0.05 if self.cluster.rng.random() < 0.7 else ORPHANS_S)
             self.cluster.clock.after(delay, worker.die, ExitCause.SIGNAL, 9)

@@ -22,6 +22,7 @@ from everstep.testing.network import DOWN, UP, Connection, Message, Wire
 from everstep.testing.rounds import Rounds
 from everstep.testing.sessions import COLLATERAL
 from everstep.testing.truth import Truth
+from everstep.testing.vaults import Vaults
 from everstep.testing.workers import SimWorker
 
 RESEND_S = 1.0
@@ -234,6 +235,9 @@ class Cluster:
         self.with_sessions = with_sessions
         self.fixed = fixed  # the number of members may not change
         self.restartable = restartable  # sessions' functions raise, and are run again
+        chance = random.Random(repr(rng.getstate()[1][:4]))
+        self.sharded = fixed and not restartable and chance.random() < 0.5  # each role has a part of the state
+        self.vaults = Vaults(self, chance, keeps=with_sessions and not restartable and chance.random() < 0.4)
         self.rounds = Rounds(self)
         self.truth = Truth(self)
         self.faults: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from everstep.control import seats
 from everstep.control.job import Job, Stage
 from everstep.core import events as e
-from everstep.core.formation import Formation
+from everstep.core.formation import Formation, Rollback
 from everstep.core.formation import Stage as Session
 from everstep.core.types import ExitCause
 from everstep.testing.claims import require
@@ -34,6 +34,10 @@ class Formations:
         self.newest = 0
         self.issued: dict[int, list[Formation]] = {}  # by the epoch of their plan
         self.log: dict[int, list[int]] = {}  # plan's epoch -> for each committed step the epoch of its gradients
+        self.rollbacks: dict[int, int] = {}  # formation's epoch -> the step that all went back to in it
+        self.history: list[int] = []  # the job's steps, by the epoch of their gradients
+        self.most = 0  # steps that were ever committed
+        self.floor, self.known = 0, tuple[Rollback, ...]()  # of the newest formation
         self.left_out: set[tuple[int, str]] = set()  # plan's epoch, worker
         self.roles: dict[tuple[int, str], int] = {}  # of jobs whose number of members may not change
         self.raised: set[str] = set()  # places where a function raised in the present incident
@@ -52,10 +56,31 @@ class Formations:
         require(step == len(log), f"{name} commits step {step} after {len(log)}")
         require(session.worker.epoch == newest, f"{name} commits step {step} while epoch {newest} was launched")
         log.append(made_in)
+        self.history = log
+        self.most = max(self.most, len(log))
 
     def founded(self, session: SimSession) -> None:
         log = self.log.get(session.worker.epoch, [])
-        require(not log, f"{session.worker.name} begins anew, though {len(log)} steps are committed")
+        name, formation = session.worker.name, session.member.formation
+        require(not log, f"{name} begins anew, though {len(log)} steps are committed")
+        require(formation is not None and not formation.floor, f"{name} begins anew, and nobody says so")
+
+    def restored(self, session: SimSession) -> None:
+        """A member has the state that all went back to, and knows that the others have it."""
+        stand, name, plan_epoch = session.member.stand, session.worker.name, session.worker.epoch
+        epoch, step = stand.rollbacks[-1].epoch, stand.rollbacks[-1].step
+        require(step == stand.committed == len(session.history), f"{name} went back to {step}, and holds {stand}")
+        if epoch in self.rollbacks:
+            log = self.log[plan_epoch]
+            require(self.rollbacks[epoch] == step, f"{name} went back to {step}, others to {self.rollbacks[epoch]}")
+            require(list(session.history) == log[:step], f"{name} went back to {session.history} of {log}")
+            return
+        former = self.history
+        unheard = [e for e in self.rollbacks if e not in {back.epoch for back in stand.rollbacks}]
+        same = list(session.history) == former[:step]
+        require(same or unheard, f"{name} went back to {session.history}, which is not of {former}")
+        self.rollbacks[epoch] = step
+        self.history = self.log[plan_epoch] = list(session.history)
 
     def ready(self, session: SimSession, step: int) -> None:
         log, history = self.log.get(session.worker.epoch, []), session.history
@@ -86,13 +111,15 @@ class Formations:
         require(number > self.newest, f"formation {number} after {self.newest}")
         self.newest = number
         require(names and len(set(names)) == len(names), f"formation {number} seats {names}")
-        log = self.log.get(job.epoch, [])
-        require(new.floor <= len(log), f"formation {number}: floor {new.floor}, {len(log)} steps were committed")
+        knows = bool(new.rollbacks) and new.rollbacks[-1].epoch == max(self.rollbacks, default=0)
+        made = len(self.history) if knows or not self.rollbacks else self.most
+        require(new.floor <= made, f"formation {number}: floor {new.floor}, {made} steps were committed")
+        lower = new.floor < self.floor and new.rollbacks == self.known
+        require(not lower, f"formation {number}: the floor falls from {self.floor} to {new.floor}, and nobody says so")
+        self.floor, self.known = new.floor, new.rollbacks
         old = before.formation if before.epoch == job.epoch else None
         if old is None:
             require(not new.abort, "the first formation aborts")
-        else:
-            require(new.floor >= old.floor, f"formation {number}: the floor falls to {new.floor}")
         holders = _holders(before) if old is not None else []
         for name in names:
             self._seated(job, new, name, name in holders)
@@ -277,6 +304,8 @@ class Formations:
                 return f"{seat.worker} is not in formation {formation.epoch}"
             if member.phase not in ACTING or session.completed or session.failure:
                 return f"{seat.worker} is {member.phase.value} {session.failure}"
+            if member.stand.rollbacks != job.rollbacks:
+                return f"{seat.worker} knows of {member.stand.rollbacks}, the controller of {job.rollbacks}"
         return self._places(job, formation)
 
     def _places(self, job: Job, formation: Formation) -> str:

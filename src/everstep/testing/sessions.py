@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from everstep.core.formation import Formation, SessionReport, Stage
+from everstep.core.saves import Saves
 from everstep.core.types import ExitCause
 from everstep.train import commit, protocol
 from everstep.train.resolve import Stand
@@ -41,6 +44,7 @@ class SimSession:
         "made",
         "member",
         "resumed",
+        "saves",
         "speaks",
         "spoiled",
         "spoke_s",
@@ -61,6 +65,7 @@ class SimSession:
         self.incoming: tuple[int, tuple[int, ...]] | None = None  # a state that came before it was asked for: its epoch
         self.committed_s = 0.0
         self.gap_s = -1.0
+        self.saves = Saves()
         self.failure = ""  # what its function raised, until it is in the next formation
         self.failed_s = 0.0
         self.spoiled = False  # its function raises in every formation: only another process helps
@@ -125,6 +130,8 @@ class SimSession:
             gap_s=self.gap_s,
             fixed=self.cluster.fixed,
             failure=self.failure,
+            rollbacks=member.stand.rollbacks,
+            saves=self.saves,
         )
         self.spoke_s = max(self.spoke_s, self.cluster.clock.now_s + self.cluster.rng.uniform(0.001, 0.008))
         self.cluster.clock.at(self.spoke_s, agent.spoke, self.worker, report)
@@ -157,6 +164,8 @@ class SimSession:
         self.member, commands = commit.step(before, event)
         if not isinstance(event, protocol.Fetched):
             self._note_commit(before.stand.committed, isinstance(event, protocol.Applied))
+            if isinstance(event, protocol.Stood) and before.stand.committed < 0 <= self.member.stand.committed:
+                self._begin_anew(before)
         for command in commands:
             self._carry_out(command)
 
@@ -172,7 +181,14 @@ class SimSession:
                 self.gap_s = now - self.committed_s if self.committed_s else -1.0
                 self.tell()
             self.committed_s = now
-        elif stand.committed == 0 and before < 0:
+            self.cluster.vaults.save(self)
+
+    def _begin_anew(self, before: commit.Member) -> None:
+        """It holds a valid state which it did not get from a member."""
+        stand = self.member.stand
+        if stand.rollbacks and stand.rollbacks[-1].epoch == self.member.epoch:
+            self.cluster.truth.formations.restored(self)
+        elif stand.committed == 0 and not before.round:
             self.cluster.truth.formations.founded(self)
 
     def _carry_out(self, command: protocol.Command) -> None:
@@ -180,10 +196,15 @@ class SimSession:
         match command:
             case protocol.Prepare(formation):
                 self.after(0.003, 0.3, self.thread, self._prepare, formation)
-            case protocol.Switch():
+            case protocol.Switch(formation):
                 self.resumed = False
-            case protocol.PublishStand(epoch, stand):
-                self.after(0.001, 0.02, self.main, self._enter, epoch, stand)
+                if self.cluster.sharded:
+                    self.member = replace(self.member, shards=len(formation.seats))
+            case protocol.PublishStand(epoch, stand, round_):
+                self.after(0.001, 0.02, self.main, self._enter, epoch, stand, round_)
+            case protocol.Restore():
+                late_s = self.cluster.vaults.chance.uniform(0.01, 0.5)
+                self.cluster.clock.after(late_s, self.main, self._restore, command)
             case protocol.CastVote(epoch, vote):
                 self.main(rounds.take_part, self, "vote", epoch, self.member.stand.committed, vote)
             case protocol.Apply():
@@ -219,12 +240,26 @@ class SimSession:
         if self.member.planned is formation:  # otherwise it enters in a moment, and says both
             self.tell()
 
-    def _enter(self, epoch: int, stand: Stand) -> None:
+    def _restore(self, command: protocol.Restore) -> None:
+        member, goal = self.member, command.goal
+        if member.phase is not commit.Phase.RESTORING or not commit.acts_in(member, command.epoch):
+            return
+        assert member.formation is not None
+        shard = (member.formation.role_of(self.worker.name) or 0) % len(command.places)
+        place = command.places[shard]
+        node = member.formation.seats[place].node if place >= 0 else ""
+        history = self.cluster.vaults.read(node, goal.committed, goal.commit_epoch, shard)
+        if history is not None:
+            self.history, self.saves = history, Saves()
+        self.feed(protocol.Restored(command.epoch, history is not None, hash(history)))
+
+    def _enter(self, epoch: int, stand: Stand, round_: int) -> None:
         if commit.acts_in(self.member, epoch):
             self.entered = epoch
             self.failure = ""
             self.tell()
-            self.cluster.rounds.take_part(self, "stand", epoch, -1, stand)
+            stand = replace(stand, kept=self.cluster.vaults.seen_from(self.worker.agent.name))
+            self.cluster.rounds.take_part(self, "stand", epoch, -1 - round_, stand)
 
     def fetched(self, epoch: int, history: tuple[int, ...]) -> None:
         """The state of a peer arrived; it is kept until this one is where it asks for it."""

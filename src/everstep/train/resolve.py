@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from everstep.core.formation import ROLLBACKS, Rollback
+from everstep.core.formation import Rollback, went_back
 from everstep.train import kept as keeping
 from everstep.train.kept import Commit, Image, Kept
 
@@ -138,7 +138,7 @@ def _moves(stands: Sequence[Stand], known: Known) -> tuple[Stand, list[Move]]:
     if None in founders or _newest(stands, known) is not None:
         return Stand(), moves
     if known.floor and known.scratch:
-        return Stand(0, rollbacks=_longer(known.rollbacks, known.epoch, 0)), moves
+        return Stand(0, rollbacks=went_back(known.rollbacks, Rollback(known.epoch, 0))), moves
     return Stand(0, rollbacks=known.rollbacks), moves
 
 
@@ -180,7 +180,7 @@ def _newest(stands: Sequence[Stand], known: Known) -> Image | None:
 
 def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
     """All restore, who holds that step too: nothing proves that it is the same commit."""
-    rollbacks = _longer(_rollbacks(stands, known), known.epoch, image.step)
+    rollbacks = went_back(_rollbacks(stands, known), Rollback(known.epoch, image.step))
     goal = Stand(image.step, commit_epoch=image.epoch, rollbacks=rollbacks)
     places = keeping.places([stand.kept for stand in stands], image)
     return tuple(Resolved(Move.RESTORE, goal, places=places[role]) for role in range(len(stands)))
@@ -206,11 +206,6 @@ def _rollbacks(stands: Iterable[Stand], known: Known) -> tuple[Rollback, ...]:
     """The longest history that somebody knows, without what was restored in this epoch and did not work out."""
     longest = max([known.rollbacks, *(stand.rollbacks for stand in stands)], key=_era)
     return tuple(rollback for rollback in longest if rollback.epoch != known.epoch)
-
-
-def _longer(rollbacks: tuple[Rollback, ...], epoch: int, step: int) -> tuple[Rollback, ...]:
-    """With one more; what an earlier one threw away and the new one throws away too is said once."""
-    return (*(each for each in rollbacks if each.step < step), Rollback(epoch, step))[-ROLLBACKS:]
 
 
 def _era(rollbacks: Sequence[Rollback]) -> int:

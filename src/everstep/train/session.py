@@ -273,6 +273,7 @@ class Session:
 
     def fetch(self, communicator: Communicator, source: int) -> None:
         transfer.receive(communicator, self._objects, source)
+        self._undo.begin()  # what it would go back to is older
 
     # Inside ---------------------------------------------------------------------------------------------
 
