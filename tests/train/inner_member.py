@@ -11,9 +11,9 @@ import msgspec
 import torch
 
 from everstep.comms.link import LinkError
+from everstep.comms.reduction import Op
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat
-from everstep.comms.reduction import Op
 from everstep.train import inner
 from everstep.train.inner import Gloo, Inner
 
@@ -51,7 +51,7 @@ class Member:
             elif command == "abort":
                 self._inner.abort(int(rest))
             elif command == "deafen":  # as a gloo is that read half a message: shut sockets do not wake it
-                inner.sockets.cut_own = lambda *_: 0  # type: ignore[attr-defined]
+                inner.sockets.cut_own = lambda *_, **__: 0  # type: ignore[attr-defined]
 
     def _prepare(self, formation: Formation) -> None:
         try:

@@ -77,7 +77,7 @@ class Gloo:
         tensor.copy_(room)
 
     def abort(self) -> None:
-        sockets.cut_own(ANYWHERE, self._ports, self._mine.__contains__)
+        sockets.cut_own(ANYWHERE, self._ports, self._mine.__contains__, still=False)
         self._over.put(None)
 
     def _room_for(self, tensor: Tensor) -> Tensor:
