@@ -22,7 +22,7 @@ NOTICED_S = 0.2  # measured: 0.01; the machine may be busy
 def run(script: str, *args: object) -> list[dict[str, Any]]:
     """The lines that its ranks printed."""
     command = [sys.executable, "-W", "error::FutureWarning", str(SCRIPTS / script), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

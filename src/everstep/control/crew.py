@@ -377,6 +377,7 @@ class Crew:
 
         Raises sockets.CutRefused.
         """
+        assert self.plan.master_port
         pids = [self.workers[r].pid for r in local_ranks if self.workers[r].pid and not self.workers[r].gone]
         return sockets.cut(pids, addresses, except_ports, self.plan.master_port if late else 0)
 
