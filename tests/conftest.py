@@ -85,7 +85,9 @@ def no_leftovers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     running, kept = processes(mark, children), orphaned(segments)
     while time.monotonic() < begin + (GONE_WITHIN_S if running else SEGMENTS_GONE_WITHIN_S if kept else 0):
         time.sleep(0.02)
-        running, kept = processes(mark, children), orphaned(segments)
+        ended = not running
+        running, still = processes(mark, children), orphaned(segments)
+        kept = kept & still if ended else still  # what is orphaned from now on is not of this test
     for pid in running:  # so that the next test starts clean
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
