@@ -46,7 +46,7 @@ def test_the_last_message_arrives_after_the_end(crew: Crew, tables: list[Table],
     time.sleep(0.1)  # for a close that does not wait
     tables[1].exchange(0, 1, MARK, {}, {0: memoryview(into)})
     assert into == last
-    leaving.result(1)
+    leaving.result(4)
 
 
 def test_what_comes_after_the_end_resets_nothing(crew: Crew, tables: list[Table]) -> None:
@@ -59,7 +59,7 @@ def test_what_comes_after_the_end_resets_nothing(crew: Crew, tables: list[Table]
         send(tables[1], bytes(SIZE), number)  # received and thrown away
     tables[1].exchange(0, 1, MARK, {}, {0: memoryview(into)})
     assert into == last
-    leaving.result(1)
+    leaving.result(4)
     with pytest.raises(EpochBroken, match="lost the link to a"):
         tables[1].exchange(0, 2, MARK, {}, {0: memoryview(bytearray(1))})
 
@@ -68,14 +68,14 @@ def test_an_end_waits_for_nobody_who_has_it_all_or_is_dead(crew: Crew, tables: l
     send(tables[0], b"small")  # in the other kernel's hands, read or not
     began = time.monotonic()
     crew.fabrics[0].close()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < stream.FAREWELL_S / 2
     fresh = crew.make("c", "h2")
     tables = crew.enter(2, [fresh, crew.fabrics[1]])
     send(tables[0], bytes(SIZE))
     tables[1].peer(0).streams[0]._sock.close()  # as the kernel does for a process that is killed
     began = time.monotonic()
     fresh.close()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < stream.FAREWELL_S / 2
 
 
 def test_who_never_reads_holds_nobody_up_for_ever(
@@ -85,4 +85,4 @@ def test_who_never_reads_holds_nobody_up_for_ever(
     send(tables[0], bytes(SIZE))
     began = time.monotonic()
     crew.fabrics[0].close()
-    assert 0.3 <= time.monotonic() - began < 1.0
+    assert 0.3 <= time.monotonic() - began < 4.0

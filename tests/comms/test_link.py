@@ -35,9 +35,12 @@ def make() -> Iterator[Callable[..., Fabric]]:
         one.close()
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "HANDSHAKE_S", 1.0)
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Only where a side says nothing: what is said may take its time on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "HANDSHAKE_S", 0.3)
+        yield
 
 
 def seat(fabric: Fabric, worker: str = "", endpoint: str = "", host: str = HOST) -> Seat:
@@ -58,7 +61,7 @@ def listener_lives(make: Callable[..., Fabric], fabric: Fabric) -> None:
     other = make("a9", shared_memory=False)
     begin = time.monotonic()
     other.prepare(together([seat(other), seat(fabric)]))
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 4  # nobody has to wait until a stranger is given up
 
 
 def accepted_one(fabric: Fabric) -> None:
@@ -146,7 +149,7 @@ def test_an_endpoint_that_is_none(make: Callable[..., Fabric], endpoint: str, wh
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (None, "no answer within 1 s"),
+        (None, "no answer within 0.3 s"),
         (b"", "it closed the connection"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what it sent is no message"),
         (b"\0\0\0\x05\xc1\xc1\xc1\xc1\xc1", "what it sent is no message"),
@@ -157,7 +160,7 @@ def test_an_endpoint_that_is_none(make: Callable[..., Fabric], endpoint: str, wh
         ),
     ],
 )
-def test_a_stranger_listens(make: Callable[..., Fabric], quick: None, says: bytes | None, why: str) -> None:
+def test_a_stranger_listens(make: Callable[..., Fabric], says: bytes | None, why: str) -> None:
     dialer = make("a")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
 
@@ -172,7 +175,7 @@ def test_a_stranger_listens(make: Callable[..., Fabric], quick: None, says: byte
         thread = threading.Thread(target=serve)
         thread.start()
         begin = time.monotonic()
-        with pytest.raises(LinkError, match=why):
+        with pytest.raises(LinkError, match=why), impatient() if says is None else contextlib.nullcontext():
             dialer.prepare(together([seat(dialer), Seat("b", "n", HOST, f"127.0.0.1:{stranger.getsockname()[1]}")]))
         assert time.monotonic() - begin < 4
         thread.join()
@@ -248,15 +251,14 @@ def test_a_listener_with_the_token_but_another_name(make: Callable[..., Fabric])
     ],
 )
 @pytest.mark.parametrize("end", ["close", "reset", "silence"])
-def test_garbage(make: Callable[..., Fabric], quick: None, says: bytes, end: str) -> None:
+def test_garbage(make: Callable[..., Fabric], says: bytes, end: str) -> None:
     fabric = make("b")
-    sock = connect(fabric)
-    with sock:
+    with impatient() if end == "silence" else contextlib.nullcontext(), connect(fabric) as sock:
         sock.sendall(says)
         if end == "silence":
             begin = time.monotonic()
             eof(sock)
-            assert time.monotonic() - begin < 3, "a stranger could keep a connection"
+            assert time.monotonic() - begin < 4, "a stranger could keep a connection"
         elif end == "reset":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     listener_lives(make, fabric)
@@ -270,7 +272,7 @@ def test_silent_strangers_do_not_keep_others_out(make: Callable[..., Fabric]) ->
         listener_lives(make, fabric)
 
 
-def test_a_dialer_that_ends_after_its_proof(make: Callable[..., Fabric], quick: None) -> None:
+def test_a_dialer_that_ends_after_its_proof(make: Callable[..., Fabric]) -> None:
     """Half a link is none: the other side knows nothing of it, and the next dial works."""
     fabric = make("b", shared_memory=False)
     with connect(fabric) as sock:

@@ -115,7 +115,7 @@ def test_death_wakes_the_loop_without_polling(start: Start) -> None:
 
     pid, took_s = asyncio.run(watch())
     assert pid == child.pid
-    assert took_s < 1.0
+    assert took_s < 4.0
 
 
 def test_wait_with_a_deadline(start: Start) -> None:

@@ -64,8 +64,10 @@ def test_runs_then_stops_then_sweeps() -> None:
     assert kinds(commands) == ["Launch", "Report"]
     node, commands = play(node, stop(1, 2, cut=True))
     assert signals(commands) == [((0, 1), signal.SIGTERM)] and "CutSockets" in kinds(commands)
+    assert play(node, n.Ticked())[1] == [n.CutSockets((0, 1), late=True)]  # who came to the store meanwhile
     node, commands = play(node, gone(1, 0), gone(1, 1))
     assert kinds(commands) == ["Report", "Sweep", "Report"]
+    assert "CutSockets" not in kinds(play(node, n.Ticked())[1])
     node, _ = play(node, n.Swept(1))
     assert node.report.activity is Activity.STOPPED and node.report.seq == 6
 

@@ -146,7 +146,7 @@ def test_a_console_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     began = time.monotonic()
     while tail._advance(tail._files[str(path)], time.monotonic()):
         pass
-    assert time.monotonic() - began < 2.0  # nobody reads the pipe
+    assert time.monotonic() - began < 10.0  # nobody reads the pipe
     assert console.lost_lines > 50_000
     assert not console.close(timeout_s=0.05)
     got = b""

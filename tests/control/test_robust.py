@@ -69,7 +69,7 @@ def test_sigkill_is_noticed_before_the_memory_is_gone(page: Page) -> None:
     assert seen.event.wait(5)
     os.waitpid(pid, 0)
     watch.close()
-    assert 0 < seen.at_ns - killed_ns < 200_000_000  # a few ms; the bound allows for a busy machine
+    assert 0 < seen.at_ns - killed_ns < 1_000_000_000  # a few ms; the bound allows for a busy machine
 
 
 def test_a_normal_exit_is_noticed(page: Page) -> None:

@@ -117,7 +117,7 @@ class SessionRun(LocalRun):
         """Steps that somebody committed."""
         return max((lines[-1].step + 1 for lines in self.commits().values() if lines), default=0)
 
-    def until_committed(self, count: int, timeout_s: float = 40.0) -> int:
+    def until_committed(self, count: int, timeout_s: float = 60.0) -> int:
         return self.until(lambda: (n := self.committed()) >= count and n, timeout_s)
 
     def members(self) -> dict[int, int]:
@@ -126,7 +126,7 @@ class SessionRun(LocalRun):
         last = [lines[-1] for lines in self.commits().values() if lines]
         return {line.role: line.pid for line in last if line.step >= newest - 2 and alive(line.pid)}
 
-    def until_members(self, count: int, timeout_s: float = 30.0) -> dict[int, int]:
+    def until_members(self, count: int, timeout_s: float = 60.0) -> dict[int, int]:
         """Until the newest steps were dealt to this many, all alive."""
 
         def reached() -> dict[int, int] | None:

@@ -22,7 +22,7 @@ NOTICED_S = 0.2  # measured: 0.01; the machine may be busy
 def run(script: str, *args: object) -> list[dict[str, Any]]:
     """The lines that its ranks printed."""
     command = [sys.executable, "-W", "error::FutureWarning", str(SCRIPTS / script), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -66,7 +66,7 @@ def test_a_rank_that_left_is_missed_only_where_it_is_needed(tmp_path: Path) -> N
     assert len(broken) == 3
     for line in broken:
         assert "rank 3 left, and all_reduce needs it" in line["text"]
-        assert line["at"] - line["began"] < 3
+        assert line["at"] - line["began"] < 10
     assert end == {"codes": [0, 0, 0, 0]}
 
 
@@ -76,7 +76,7 @@ def test_a_rank_that_does_not_come_in_time(tmp_path: Path) -> None:
     assert len(broken) == 3
     for line in broken:
         assert line["causes"] == ["DistBackendError", "EpochBroken"]
-        assert "time-out of 1 s" in line["text"] and 1 <= line["at"] - line["began"] < 2
+        assert "time-out of 1 s" in line["text"] and 1 <= line["at"] - line["began"] < 5
     assert end == {"codes": [0, 0, 0, 0]}
 
 

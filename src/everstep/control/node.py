@@ -150,9 +150,13 @@ class SignalWorkers(msgspec.Struct, frozen=True):
 
 
 class CutSockets(msgspec.Struct, frozen=True):
-    """Shut these workers' connections to the epoch's nodes, so that waiting collectives raise."""
+    """Shut these workers' connections to the epoch's nodes, so that waiting collectives raise.
+
+    Late: to the epoch's store only, which a worker may have found after the first cut, to wait there for the others.
+    """
 
     local_ranks: tuple[int, ...]
+    late: bool = False
 
 
 class EndLingering(msgspec.Struct, frozen=True):
@@ -448,6 +452,8 @@ class _Draft:
             if node.term_by_s and self.now >= node.term_by_s:
                 self.set(term_by_s=0.0)
                 self.commands.append(SignalWorkers(self.alive, signal.SIGTERM))
+            if node.directive.cut and self.alive and not node.killed:
+                self.commands.append(CutSockets(self.alive, late=True))
             self.kill_when_due()
             self.sweep_when_empty()
         busy = self.activity in (Activity.RUNNING, Activity.STOPPING)

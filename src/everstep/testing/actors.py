@@ -79,7 +79,7 @@ class SimAgent:
                 self.cluster.truth.signalled(self, local_ranks)
                 for local_rank in local_ranks:
                     self.workers[local_rank].signal(signum)
-            case n.CutSockets(local_ranks):
+            case n.CutSockets(local_ranks, late) if not late:
                 for local_rank in local_ranks:
                     plan(rng.uniform(0.001, 0.1), self.workers[local_rank].interrupt)
             case n.StopAtStep(local_ranks, _):

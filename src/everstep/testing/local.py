@@ -76,7 +76,7 @@ class LocalRun:
     def plan(self) -> EpochPlan:
         return self.events(e.EpochFormed)[-1].plan
 
-    def until(self, what: Callable[[], T], timeout_s: float = 30.0) -> T:
+    def until(self, what: Callable[[], T], timeout_s: float = 60.0) -> T:
         """The first true value of `what()`; raises with the job's output when it takes too long or the job ends."""
         deadline = time.monotonic() + timeout_s
         while not (value := what()):
@@ -87,7 +87,7 @@ class LocalRun:
             time.sleep(POLL_S)
         return value
 
-    def until_step(self, step: int, epoch: int = 0, timeout_s: float = 40.0) -> e.StepsSeen:
+    def until_step(self, step: int, epoch: int = 0, timeout_s: float = 60.0) -> e.StepsSeen:
         """Until every worker of that epoch (0: the newest) made this many steps in it."""
 
         def reached() -> e.StepsSeen | None:
@@ -146,7 +146,7 @@ class LocalRun:
         assert self.process is not None
         os.killpg(self.process.pid, signum)
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 90.0) -> int:
         """The exit code of `everstep run`."""
         assert self.process is not None
         try:
