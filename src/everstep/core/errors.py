@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 
 
 class ExitCode(enum.IntEnum):
@@ -52,3 +53,10 @@ class EpochBroken(Exception):
         super().__init__(f"epoch {epoch} is broken: {why}")
         self.epoch = epoch
         self.why = why
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from: torch's groups have an error of their own for a broken epoch."""
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -35,7 +35,7 @@ from everstep.comms.collectives import Communicator
 from everstep.comms.fabric import Fabric
 from everstep.core import identity
 from everstep.core.dealing import Stream
-from everstep.core.errors import EpochBroken
+from everstep.core.errors import EpochBroken, causes
 from everstep.core.formation import Formation, Seat, Stage
 from everstep.core.saves import Saves
 from everstep.data.batches import Batches
@@ -486,16 +486,9 @@ class Step:
 
     def _ours(self, error: BaseException) -> bool:
         """A fault of the world: the epoch broke, or what broke it surfaced as something else meanwhile."""
-        if any(isinstance(cause, EpochBroken) for cause in _causes(error)):
+        if any(isinstance(cause, EpochBroken) for cause in causes(error)):
             return True
         if isinstance(error, Exception) and not self._run._engine.in_epoch():
             print(f"everstep: step {self.index} is done again: {type(error).__name__}: {error}", file=sys.stderr)
             return True
         return False
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from: torch's groups have an error of their own for a broken epoch."""
-    while error is not None:
-        yield error
-        error = error.__cause__
