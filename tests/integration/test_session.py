@@ -21,7 +21,7 @@ TWO_NODES = ("--nnodes", "1:2", "--local-nodes", "2", "--nproc-per-node", "2")
 SPARE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "1", "--standbys", "1")
 HANG_S = 2.0
 HANG = ("--hang-timeout", str(HANG_S))
-SOON_S = 3.0  # a quiet machine needs a step and 50 ms; with no notice of a death it is a minute
+SOON_S = 3.0  # a quiet machine needs a step and 50 ms; a learned limit takes longer
 
 
 def steps(count: int, *more: str) -> tuple[str, ...]:
