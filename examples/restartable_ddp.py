@@ -43,7 +43,7 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
 def main(args: argparse.Namespace) -> None:
     """Everything an entry needs is made in here: groups, model, optimizer, data."""
     dist.init_process_group("gloo")
-    rank, entry = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, entry = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, args.width), nn.Tanh(), nn.Linear(args.width, 1))
     parallel = DistributedDataParallel(model)

@@ -35,19 +35,33 @@ def lines(folder: Path) -> Lines:
     return sorted(found, key=lambda line: line["time"])
 
 
-def undisturbed(folder: Path, *args: str) -> dict[tuple[int, int], str]:
-    """(step, rank) -> bits, of two ranks without a launcher."""
-    folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), *args]
-    ranks = [subprocess.Popen(command, cwd=folder, env={**env, "RANK": str(rank)}) for rank in range(2)]
-    assert [process.wait(60) for process in ranks] == [0, 0]
-    found = {(line["step"], line["rank"]): line["digest"] for line in lines(folder)}
-    assert len(found) == 2 * STEPS
-    return found
+class Undisturbed:
+    """Two ranks without a launcher, beside the test; it ends them."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        folder.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), *args]
+        self._folder = folder
+        self._ranks = [subprocess.Popen(command, cwd=folder, env={**env, "RANK": str(rank)}) for rank in range(2)]
+
+    def __enter__(self) -> Undisturbed:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for process in self._ranks:
+            process.kill()
+            process.wait()
+
+    def bits(self) -> dict[tuple[int, int], str]:
+        """(step, rank) -> digest."""
+        assert [process.wait(60) for process in self._ranks] == [0, 0]
+        found = {(line["step"], line["rank"]): line["digest"] for line in lines(self._folder)}
+        assert len(found) == 2 * STEPS
+        return found
 
 
 class LoopRun(LocalRun):
@@ -88,9 +102,8 @@ class LoopRun(LocalRun):
 
 
 def test_a_restartable_function_goes_on_from_the_memory_of_the_node(tmp_path: Path) -> None:
-    bits = undisturbed(tmp_path / "calm")
-    args = ("--checkpoints", str(tmp_path / "saved"))
-    with LoopRun(tmp_path / "hurt", *args, "--pause", "0.01") as run:
+    args = ("--checkpoints", str(tmp_path / "saved"), "--pause", "0.01")
+    with Undisturbed(tmp_path / "calm") as calm, LoopRun(tmp_path / "hurt", *args) as run:
         pids = run.until_made(20)
         moment = time.time()
         os.kill(pids[0], signal.SIGKILL)  # the one which writes into the node's memory
@@ -98,7 +111,7 @@ def test_a_restartable_function_goes_on_from_the_memory_of_the_node(tmp_path: Pa
         assert not Checkpoints(tmp_path / "saved").found()
         assert after[0] != pids[0] and after[1] == pids[1]
         assert run.wait() == ExitCode.OK
-        run.check(bits)
+        run.check(calm.bits())
         run.came_back()
         assert [event.step for event in run.events(e.SaveRequested)] == [STEPS]
         assert [event.step for event in run.events(e.SaveDurable)] == [STEPS]
@@ -108,19 +121,20 @@ def test_a_restartable_function_goes_on_from_the_memory_of_the_node(tmp_path: Pa
 
 
 def test_a_plain_script_goes_on_from_memory_and_a_later_run_from_disk(tmp_path: Path) -> None:
-    bits = undisturbed(tmp_path / "calm", "--sharded")
-    args = ("--sharded", "--checkpoints", str(tmp_path / "saved"))
-    with LoopRun(tmp_path / "hurt", *args, "--pause", "0.03") as run:
-        os.kill(run.until_made(20)[1], signal.SIGKILL)
-        run.until_made(21, entry=1)
-        first = run.came_back()
-        run.until_step(2)  # so much is known where the stop is decided: it can name a step
-        run.signal(signal.SIGTERM)
-        assert run.wait() == 128 + signal.SIGTERM
-        stops = {line["rank"]: line["step"] + 1 for line in lines(run.directory)}
-        assert stops[0] == stops[1] > first
-    assert Checkpoints(tmp_path / "saved").found() == [stops[0]]
-    with LoopRun(tmp_path / "hurt", *args) as later:
-        assert later.wait() == ExitCode.OK
-        assert f"goes on from step {stops[0]}, kept on disk" in later.text()
-    later.check(bits)
+    args = ("--sharded", "--plain", "--checkpoints", str(tmp_path / "saved"), "--save-at", "10")
+    with Undisturbed(tmp_path / "calm", "--sharded", "--plain") as calm:
+        with LoopRun(tmp_path / "hurt", *args, "--pause", "0.03") as run:
+            os.kill(run.until_made(20)[1], signal.SIGKILL)
+            run.until_made(21, entry=1)
+            first = run.came_back()
+            run.until_step(2)  # so much is known where the stop is decided: it can name a step
+            run.signal(signal.SIGTERM)
+            assert run.wait() == 128 + signal.SIGTERM
+            assert "the workers left on their own" in run.text()
+            stops = {line["rank"]: line["step"] + 1 for line in lines(run.directory)}
+            assert stops[0] == stops[1] > first
+        assert Checkpoints(tmp_path / "saved").found() == [stops[0], 11], "not the shards of one step"
+        with LoopRun(tmp_path / "hurt", *args) as later:
+            assert later.wait() == ExitCode.OK
+            assert f"goes on from step {stops[0]}, kept on disk" in later.text()
+        later.check(calm.bits())

@@ -159,7 +159,7 @@ class KeptLoop:
 
         Raises SaveFailed when this process is the whole job and the save fails.
         """
-        if self._end(save, "at the end"):
+        if self._end(save, "at the end") and save:
             boot.die_of_sigterm()
 
     def __enter__(self) -> Self:
@@ -193,9 +193,9 @@ class KeptLoop:
         self.close(save=getattr(sys, "last_value", None) is None)
 
     def _stop(self) -> None:
-        """All members are here, with the same step."""
+        """All members are here, with the same step. For an agent a status is a failure, which ends who still saves."""
         self._end(save=True, when="before the stop")
-        raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(0 if self._mine is not None else 128 + signal.SIGTERM)
 
     def _restored(self) -> int:
         """Put the newest state in which all can have; its steps."""

@@ -221,17 +221,17 @@ class Snapshots:
     # News -----------------------------------------------------------------------------------------------
 
     def on_news(self, news: News) -> None:
-        """Of the vault, in a thread of its client."""
+        """Of the vault, in a thread of its client. What is known is told first: who waits for the write may end."""
         if news.what == State.PERSISTENT:
-            self._writes_no_more(news.step)
             if news.complete:
                 self._note(durable=news.step)
+            self._writes_no_more(news.step)
         elif news.what == SKIPPED:  # the newer one is on its way
             self._writes_no_more(news.step)
         elif news.target and news.target == self._where:
-            self._writes_no_more(news.step)
             self._note(failed=(news.step, news.why))
             self._say(f"save of step {news.step} to {news.target} failed: {news.why}")
+            self._writes_no_more(news.step)
         elif news.why:
             self._say(f"step {news.step}: {news.what}: {news.why}")
 

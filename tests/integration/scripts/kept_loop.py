@@ -1,6 +1,6 @@
 """A script that owns its loop and keeps its state: each step is written down, with its bits, before it is committed.
 
-Restartable with DDP, or plain with FSDP2.
+Restartable with DDP, or --plain; or with FSDP2. A restartable one leaves the end of its loop to the function's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--checkpoints")
     parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--save-at", type=int, default=-1, help="the first rank asks in this step")
     return parser.parse_args()
 
 
@@ -59,7 +61,7 @@ def main(args: argparse.Namespace) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     saving = everstep.Saving(args.checkpoints, every=1000, memory_every=1)
     kept = everstep.keep(model=model, optimizer=optimizer, schedule=schedule, checkpoints=saving)
-    with kept, open(f"steps-{os.getpid()}.jsonl", "a") as log:
+    with open(f"steps-{os.getpid()}.jsonl", "a") as log:
         for step in range(kept.step, args.steps):
             optimizer.zero_grad()
             model(batch(step, rank)).square().mean().backward()
@@ -67,11 +69,15 @@ def main(args: argparse.Namespace) -> None:
             schedule.step()
             line = {"step": step, "rank": rank, "entry": entry, "digest": digest(model), "time": time.time()}
             print(json.dumps(line), file=log, flush=True)
+            if (step, rank) == (args.save_at, 0):
+                kept.save()
             kept.committed()
             time.sleep(args.pause)
+    if args.plain:
+        kept.close()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     args = parse_args()
-    (main if args.sharded else everstep.restartable(main))(args)
+    (main if args.plain else everstep.restartable(main))(args)
