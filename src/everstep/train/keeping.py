@@ -66,9 +66,9 @@ class Keeping:
         self._stopping = self._handles = False
         self._asked = boot.save_asked()
 
-    def open(self, position: Position, job: str = "") -> None:
-        """The state is complete: what is kept of it may be asked for from here on."""
-        self._position = position
+    def open(self, position: Position, changed: Callable[[], None], job: str = "") -> None:
+        """The state is complete, and may be restored from here on: `changed` is called after a restore."""
+        self._position, self._changed = position, changed
         mine = identity.mine()
         make = _vault_of(mine, self._saving)
         if make is None:
@@ -169,7 +169,10 @@ class Keeping:
     def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
         assert self._snapshots is not None, "nothing was offered"
         self._seat(self._snapshots)
-        return self._snapshots.restore(step, places, epoch)
+        good = self._snapshots.restore(step, places, epoch)
+        if good:
+            self._changed()
+        return good
 
     def fingerprint(self, trained_only: bool = False) -> int:
         """Of this member's state: equal for replicas. trained_only: of parameters and optimizers; without a session

@@ -109,7 +109,7 @@ class KeptLoop:
         seats = tuple(Seat(str(rank), hello.node, hello.node, "", "", hello.vault) for rank, hello in enumerate(hellos))
         tell = members.entry.entrance.tell_saves if members.entry is not None else lambda saves: None
         self._at = At(members.rank, seats, shards_of(hellos), hellos[0].epoch, tell)
-        self._keeping.open(self._at, hellos[0].job)
+        self._keeping.open(self._at, lambda: None, hellos[0].job)
         self._at.committed = self._restored()
         self._keeping.began()
 
@@ -199,27 +199,28 @@ class KeptLoop:
 
     def _restored(self) -> int:
         """Put the newest state in which all can have; its steps."""
-        members, failed = self._members, set[Commit]()
-        tried = False
+        members, tried, failed = self._members, set[Image](), set[Commit]()
         while True:
             kept = [said.kept for said in members.gather(Offer(self._keeping.kept()))]
             image = newest(kept, (), failed)
             if image is None:
                 break
-            tried = True
-            if self._all_have(image, places(kept, image)[members.rank], failed):
+            if self._all_have(image, places(kept, image)[members.rank]):
                 if not members.rank:
                     where = "in the nodes' memory" if image.in_memory else "on disk"
                     print(f"everstep: goes on from step {image.step}, kept {where}", file=sys.stderr)
                 return image.step
+            if image in tried:  # once more without the node or the disk that failed, and no more
+                failed.add((image.step, image.epoch))
+            tried.add(image)
         if tried:
             raise RuntimeError("state was kept, and none of it can be used: see above")
         if self._at.commit_epoch > 1 and not members.rank:
             print("everstep: no state is kept: begins at step 0", file=sys.stderr)
         return 0
 
-    def _all_have(self, image: Image, mine: tuple[int, ...], failed: set[Commit]) -> bool:
-        """Restore it here; whether that went well everywhere. Who failed does not offer it again."""
+    def _all_have(self, image: Image, mine: tuple[int, ...]) -> bool:
+        """Restore it here; whether that went well everywhere. Who found it damaged does not offer it again."""
         good = self._keeping.restore(image.step, mine, image.epoch)
         backs = self._members.gather(Back(good, self._keeping.fingerprint(trained_only=True) if good else 0))
         if not all(back.good for back in backs):
@@ -227,7 +228,6 @@ class KeptLoop:
         shards = self._at.shards
         same = all(back.fingerprint == backs[role % shards].fingerprint for role, back in enumerate(backs))
         if not same:
-            failed.add((image.step, image.epoch))
             print(f"everstep: the kept state of step {image.step} is not the same on all members", file=sys.stderr)
         return same
 
