@@ -57,6 +57,26 @@ def test_a_later_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert Script(tmp_path / "parts").run(7).first == 7
 
 
+def test_a_damaged_state_leads_to_the_one_before_and_never_to_the_begin(tmp_path: Path) -> None:
+    Script(tmp_path).run(4)
+    Script(tmp_path).run(7)
+    damage(tmp_path / "step-0000000007")
+    older = Script(tmp_path)
+    older.kept.close(save=False)
+    assert older.first == 4
+    damage(tmp_path / "step-0000000004")
+    with pytest.raises(RuntimeError, match="none of it can be used"):
+        Script(tmp_path)
+
+
+def damage(folder: Path) -> None:
+    with (folder / "__0_0.distcp").open("r+b") as file:
+        file.seek(2000)
+        byte = file.read(1)[0]
+        file.seek(2000)
+        file.write(bytes([byte ^ 4]))
+
+
 def test_told_to_stop_it_saves_the_step_and_ends(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with pytest.raises(SystemExit, match="143"), script.kept:
