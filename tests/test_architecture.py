@@ -35,7 +35,7 @@ OPTIONAL = {"src/everstep/observe/plot.py": "matplotlib"}
 
 # time.sleep is forbidden in src but here: path -> why.
 SLEEPS = {
-    "src/everstep/control/sockets.py": "looks twice, a moment apart, whether bytes move: the kernel tells of no stillness",
+    "src/everstep/control/sockets.py": "looks twice whether bytes move: the kernel tells of no stillness",
     "src/everstep/testing/local.py": "polls a condition with a deadline, as tests do",
 }
 
