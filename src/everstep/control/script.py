@@ -71,6 +71,7 @@ def _report(error: BaseException) -> int:
     trace = _own_frames_dropped(error.__traceback__)
     error.__traceback__ = trace
     _write_error_file(error)
+    sys.last_value = error  # as python does: handlers at exit ask for it
     sys.excepthook(type(error), error, trace)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 

@@ -17,17 +17,19 @@ from torch import Tensor
 from everstep.state import naming
 from everstep.state.digest import ROW_BYTES, ROW_WORDS, as_bytes, row_sums
 from everstep.state.flatten import Stateful
+from everstep.state.naming import Kind
 from everstep.state.tree import dtype_name
 
 
-def fingerprints(objects: Mapping[str, Stateful]) -> dict[str, int]:
+def fingerprints(objects: Mapping[str, Stateful], *, buffers: bool = True) -> dict[str, int]:
     """64 bits for each object; of its values, their order, and of names, dtypes, shapes and bits of its tensors.
 
+    buffers: False leaves out the bits of modules' buffers, which DistributedDataParallel makes equal in each forward.
     Replicas of one shard have equal ones, wherever their tensors lie in memory. Raises ValueError as `plan` does.
     """
     with torch.no_grad():
         named = naming.name(objects)
-        sums = [of_tensor(part.tensor) for part in named.parts]
+        sums = [of_tensor(p.tensor) if buffers or p.kind is not Kind.BUFFER else 0 for p in named.parts]
     tensors: dict[str, list[object]] = {key: [] for key in objects}
     for title, number in named.names:
         part = named.parts[number]

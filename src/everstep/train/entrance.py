@@ -20,6 +20,7 @@ from everstep.comms.link import LinkError
 from everstep.core import identity
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, SessionReport, Stage
+from everstep.core.saves import Saves
 from everstep.train.channel import Channel
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
@@ -66,12 +67,16 @@ class Entrance:
         host = identity.host()
         self._fabric = Fabric(me.worker, host, me.secret, bind=me.address)
         self._communicator = Communicator(self._fabric)
+        self.beside = Communicator(self._fabric, index=1)  # for the function: what it agrees on with its members
         self._news = threading.Condition()
         self._newest: Formation | None = None
         self._unreachable_s: tuple[int, float] | None = None  # epoch, since when
         self._store: Any = None
         endpoint = self._fabric.endpoint
-        self._said = SessionReport(me.worker, Stage.WARMING, -1, 0, 0, endpoint, host, fixed=True)
+        self._saying = threading.Lock()
+        self._said = SessionReport(
+            me.worker, Stage.WARMING, -1, 0, 0, endpoint, host, fixed=True, vault=me.vault.endpoint
+        )
 
     @property
     def epoch(self) -> int:
@@ -109,7 +114,7 @@ class Entrance:
             try:
                 self._fabric.prepare(formation)
                 self._fabric.switch(formation)
-                self._said = msgspec.structs.replace(self._said, epoch=formation.epoch, prepared=formation.epoch)
+                self._change(epoch=formation.epoch, prepared=formation.epoch)
                 ranks = self._meet(formation)
             except (Superseded, EpochBroken):
                 self._say(stage=Stage.READY, failure="")
@@ -123,6 +128,10 @@ class Entrance:
         """The function makes progress in this entry, `gap_s` after that of the one before (-1: there was none)."""
         if not self._said.resumed:
             self._say(resumed=True, committed=max(0, steps), gap_s=gap_s)
+
+    def tell_saves(self, saves: Saves) -> None:
+        """What is known of saves to disk by now. From any thread."""
+        self._say(saves=saves)
 
     def finish(self) -> bool:
         """Wait until the functions of all members have returned. False: one of them will not in this epoch.
@@ -143,8 +152,12 @@ class Entrance:
     # Inside ---------------------------------------------------------------------------------------------
 
     def _say(self, **changes: Any) -> None:
-        self._said = msgspec.structs.replace(self._said, **changes)
-        self._channel.report(self._said)
+        self._channel.report(self._change(**changes))
+
+    def _change(self, **changes: Any) -> SessionReport:
+        with self._saying:
+            self._said = said = msgspec.structs.replace(self._said, **changes)
+        return said
 
     def _received(self, formation: Formation) -> None:
         """In the channel's thread. Waits for nobody."""

@@ -15,18 +15,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Protocol
 
 import msgspec
+import torch
 import xxhash
 
 from everstep.core import identity
+from everstep.core.formation import Seat
 from everstep.core.identity import Identity
 from everstep.core.saves import Saves, Tier
 from everstep.probe import boot
 from everstep.state import fingerprint
 from everstep.state.client import News, Vault
 from everstep.state.flatten import Stateful
-from everstep.train.engine import Engine
 from everstep.train.kept import Kept
 from everstep.train.saving import Saving
 from everstep.train.snapshots import Snapshots
@@ -36,6 +38,24 @@ class SaveFailed(RuntimeError):
     """The last save to disk did not work out: what is there is older than what was trained."""
 
 
+class Position(Protocol):
+    """Where this process stands among the members of the job, and what was committed. The engine's words."""
+
+    @property
+    def role(self) -> int: ...
+    @property
+    def seats(self) -> tuple[Seat, ...]: ...
+    @property
+    def shards(self) -> int: ...
+    @property
+    def committed(self) -> int: ...
+    @property
+    def commit_epoch(self) -> int: ...
+    @property
+    def keep(self) -> Tier: ...
+    def tell_saves(self, saves: Saves) -> None: ...
+
+
 class Keeping:
     """One a session, whether anything is kept or not. For the main thread, but for `interrupt`."""
 
@@ -43,27 +63,32 @@ class Keeping:
         self._saving, self._objects = saving, objects
         self._snapshots: Snapshots | None = None
         self._began_s = 0.0
-        self._stopping = False
+        self._stopping = self._handles = False
         self._asked = boot.save_asked()
 
-    def open(self, engine: Engine, changed: Callable[[], None]) -> None:
+    def open(self, position: Position, changed: Callable[[], None], job: str = "") -> None:
         """The state is complete, and may be restored from here on: `changed` is called after a restore."""
-        self._engine, self._changed = engine, changed
+        self._position, self._changed = position, changed
         mine = identity.mine()
         make = _vault_of(mine, self._saving)
         if make is None:
             return
-        job = os.environ.get("TORCHELASTIC_RUN_ID") if mine is not None else None
-        job = job or f"alone-{secrets.token_hex(4)}"
-        self._snapshots = snapshots = Snapshots(self._saving, job, make, self._objects, engine.tell_saves)
+        job = job or job_name()
+        self._snapshots = snapshots = Snapshots(self._saving, job, make, self._objects, position.tell_saves)
         threading.Thread(target=snapshots.connect, name="everstep-vault", daemon=True).start()
         if mine is None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self._handles = True
                 signal.signal(signal.SIGTERM, self._asked_to_stop)
 
     def _asked_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """Alone; under `everstep run` all members have to stop at one step, see probe.termination."""
         self._stopping = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process was told to stop."""
+        return self._stopping
 
     # Steps ----------------------------------------------------------------------------------------------
 
@@ -83,28 +108,30 @@ class Keeping:
         if (asked := boot.save_asked()) != self._asked:
             self._asked = asked
             self._snapshots.ask(Tier.DISK)
-        return self._snapshots.wish(self._engine.role, self._engine.committed + 1)
+        return self._snapshots.wish(self._position.role, self._position.committed + 1)
 
     def committed(self) -> None:
-        engine = self._engine
+        at = self._position
         if self._snapshots is not None:
             took_s = time.monotonic() - self._began_s
-            self._snapshots.committed(engine.keep, engine.committed, engine.commit_epoch, took_s)
+            self._snapshots.committed(at.keep, at.committed, at.commit_epoch, took_s)
 
     def between(self) -> None:
         """A step may begin: the script has done what it does between two of them, so the state lies still now."""
-        if self._snapshots is None:
-            return
-        self._seat(self._snapshots)
+        if self._snapshots is not None:
+            self._seat(self._snapshots)
+            self._snapshots.take()
+
+    def stop_if_told(self) -> None:
+        """Alone: where all members would stop."""
         if self._stopping:
             self.finish("before the stop")
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        self._snapshots.take()
 
     def _seat(self, snapshots: Snapshots) -> None:
-        engine = self._engine
-        snapshots.seat(engine.seats, engine.role, engine.shards)
+        at = self._position
+        snapshots.seat(at.seats, at.role, at.shards)
 
     def finish(self, when: str) -> None:
         """All members leave the loop here. Raises SaveFailed when this process is the whole job and the save fails."""
@@ -116,13 +143,13 @@ class Keeping:
             raise SaveFailed(failed)
 
     def _save_last(self, when: str) -> str:
-        snapshots, engine = self._snapshots, self._engine
+        snapshots, at = self._snapshots, self._position
         assert snapshots is not None
-        if snapshots.finish(engine.committed, engine.commit_epoch):
+        if snapshots.finish(at.committed, at.commit_epoch):
             return ""
         saves = snapshots.saves
         known = f"the last durable step is {saves.durable}" if saves.durable >= 0 else "nothing was saved"
-        text = f"the save of step {engine.committed} {when} failed: {saves.failed}; {known}"
+        text = f"the save of step {at.committed} {when} failed: {saves.failed}; {known}"
         print(f"everstep: {text}", file=sys.stderr)
         return text
 
@@ -147,9 +174,12 @@ class Keeping:
             self._changed()
         return good
 
-    def fingerprint(self) -> int:
-        """Of this member's state: equal for replicas."""
-        found = fingerprint.fingerprints(self._objects)
+    def fingerprint(self, trained_only: bool = False) -> int:
+        """Of this member's state: equal for replicas. trained_only: of parameters and optimizers; without a session
+        nobody makes the rest equal."""
+        trained = (torch.nn.Module, torch.optim.Optimizer)
+        objects = {key: o for key, o in self._objects.items() if not trained_only or isinstance(o, trained)}
+        found = fingerprint.fingerprints(objects, buffers=not trained_only)
         return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(found)) >> 1
 
     def interrupt(self) -> None:
@@ -160,6 +190,14 @@ class Keeping:
         if self._snapshots is not None:
             self._snapshots.settle()
             self._snapshots.close()
+        if self._handles:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def job_name() -> str:
+    """Of the job; a process without a launcher of ours is one of its own."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID") if identity.mine() is not None else None
+    return job or f"alone-{secrets.token_hex(4)}"
 
 
 def _vault_of(mine: Identity | None, saving: Saving) -> Callable[[Callable[[News], None]], Vault] | None:

@@ -145,6 +145,11 @@ def _call(function: Callable[[], R], callbacks: Callbacks, limit_s: float, name:
         _running = False
 
 
+def present() -> Member | None:
+    """Who is in its restartable function right now."""
+    return _former[0] if _running and _former else None
+
+
 # Without `everstep run` -------------------------------------------------------------------------------------
 
 
@@ -208,6 +213,15 @@ class Member:
         self._kept: frozenset[int] = frozenset()  # sockets that are older than this entry
         self._abort_told = False
         self._groups: list[Any] = []  # see `_hold`
+        self._leave: Callable[[bool], None] | None = None
+
+    @property
+    def entrance(self) -> Entrance:
+        return self._entrance
+
+    def at_leave(self, call: Callable[[bool], None]) -> None:
+        """When this entry is left: whether the function returned."""
+        self._leave = call
 
     def run(self) -> Any:
         self._waker.open()
@@ -222,6 +236,7 @@ class Member:
                     return left[0]
                 fault, steps = left, boot.steps() or max(0, steps)
         finally:
+            self._leave_behind(returned=False)
             self._waker.close()
             self._entrance.close()
 
@@ -250,7 +265,14 @@ class Member:
 
     def _body(self) -> Any:
         _tell(self._callbacks.initialise, self._entry)
-        return self._function()
+        result = self._function()
+        self._leave_behind(returned=True)
+        return result
+
+    def _leave_behind(self, returned: bool) -> None:
+        if self._leave is not None:
+            self._leave(returned)
+            self._leave = None
 
     def _enter(self) -> tuple[Any] | Fault:
         """What the function returned, or why it has to be entered again."""
@@ -293,6 +315,7 @@ class Member:
     def _clear_up(self) -> None:
         """Nothing of the entry may reach the next one: its groups, its reducers, who waits in them."""
         self._waker.fire("its function returned, and others did not")
+        self._leave_behind(returned=False)
         group.forget_all()
         gc.collect()  # reducers and their groups hold each other
         self._groups.clear()

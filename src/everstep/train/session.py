@@ -178,6 +178,7 @@ class Session:
             if number >= num_steps:
                 self._keeping.finish("at the end")
                 return
+            self._keeping.stop_if_told()
             self._keeping.between()
             self._current = step = Step(self, number)
             yield step

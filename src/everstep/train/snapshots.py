@@ -40,17 +40,28 @@ class _Copy:
         self.began_s = time.monotonic()
         self.error: Exception | None = None
         self._work = work
-        self._thread = threading.Thread(target=self._run, name="everstep-snapshot", daemon=True)
-        self._thread.start()
+        self._begun = False
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Interrupted or not, `wait` waits for all that was begun. Where no thread can be had it is done here."""
+        self._begun = True
+        try:
+            threading.Thread(target=self._run, name="everstep-snapshot", daemon=True).start()
+        except RuntimeError:
+            self._run()
 
     def _run(self) -> None:
         try:
             self._work()
         except Exception as error:  # noqa: BLE001 - told by whoever waits
             self.error = error
+        finally:
+            self._over.set()
 
     def wait(self) -> None:
-        self._thread.join()
+        if self._begun:
+            self._over.wait()
 
 
 class Snapshots:
@@ -163,6 +174,7 @@ class Snapshots:
             with self._news:
                 self._writing[step] = time.monotonic()
         self._copy = _Copy(tier, step, lambda: self._copy_into(slot, plan, step, epoch, peers, persist))
+        self._copy.start()
 
     def _copy_into(
         self, slot: Slot, plan: capture.Plan, step: int, epoch: int, peers: Sequence[str], persist: Persist | None
@@ -183,10 +195,11 @@ class Snapshots:
     def settle(self) -> None:
         """The state is about to change: wait for the copy under way, drop one not begun."""
         self._due = None
-        copy, self._copy = self._copy, None
+        copy = self._copy
         if copy is None:
             return
-        copy.wait()
+        copy.wait()  # a restartable function can be interrupted here: the copy stays ours until it is through
+        self._copy = None
         if copy.error is None:
             with self._news:
                 self._ended.append((Tier.MEMORY, time.monotonic() - copy.began_s))
@@ -209,17 +222,17 @@ class Snapshots:
     # News -----------------------------------------------------------------------------------------------
 
     def on_news(self, news: News) -> None:
-        """Of the vault, in a thread of its client."""
+        """Of the vault, in a thread of its client. What is known is told first: who waits for the write may end."""
         if news.what == State.PERSISTENT:
-            self._writes_no_more(news.step)
             if news.complete:
                 self._note(durable=news.step)
+            self._writes_no_more(news.step)
         elif news.what == SKIPPED:  # the newer one is on its way
             self._writes_no_more(news.step)
         elif news.target and news.target == self._where:
-            self._writes_no_more(news.step)
             self._note(failed=(news.step, news.why))
             self._say(f"save of step {news.step} to {news.target} failed: {news.why}")
+            self._writes_no_more(news.step)
         elif news.why:
             self._say(f"step {news.step}: {news.what}: {news.why}")
 
