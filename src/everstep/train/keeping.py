@@ -67,11 +67,11 @@ class Keeping:
 
     # Steps ----------------------------------------------------------------------------------------------
 
-    def ask(self) -> None:
-        """Somebody wants the next committed state on disk. Raises ValueError when nobody said where."""
-        if self._snapshots is None or self._saving.where is None:
+    def ask(self, tier: Tier) -> None:
+        """Somebody wants the next committed state kept that far. Raises ValueError when it has nowhere to go."""
+        if self._snapshots is None or (tier is Tier.DISK and self._saving.where is None):
             raise ValueError("where to? Say it to the session: everstep.session(checkpoints=FOLDER)")
-        self._snapshots.ask(Tier.DISK)
+        self._snapshots.ask(tier)
 
     def began(self) -> None:
         self._began_s = time.monotonic()

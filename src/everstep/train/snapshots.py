@@ -24,7 +24,7 @@ from everstep.state.client import News, NoRoom, NotKept, Persist, Slot, Vault, V
 from everstep.state.disk import Checkpoints
 from everstep.state.flatten import Stateful
 from everstep.state.image import Damaged, Source
-from everstep.state.slots import SKIPPED, State
+from everstep.state.slots import COMPLETE, SKIPPED, State
 from everstep.train.kept import DISK, Kept
 from everstep.train.saving import Saving
 
@@ -209,7 +209,9 @@ class Snapshots:
 
     def on_news(self, news: News) -> None:
         """Of the vault, in a thread of its client."""
-        if news.what == State.PERSISTENT:
+        if news.what == COMPLETE:
+            self._note(durable=news.step)
+        elif news.what == State.PERSISTENT:
             self._writes_no_more(news.step)
             if news.complete:
                 self._note(durable=news.step)
