@@ -7,8 +7,8 @@ minutes; --quick: 100 MB with short steps, about two. Ours and the peers run in 
 peers in .venv-peers-checkpoint, made on first use.
 
 Stall: blocks of steps with and without a save alternate in one process. What the steps of a block took beyond as many
-of the quiet ones around it is what the save cost, however it spread over them (median over the blocks; below 1 ms, which
-is noise, 1 ms is told). One thread trains, so one of two cores is left to whoever saves in the background.
+of the quiet ones around it is what the save cost, however it spread over them (median over the blocks; below 1 ms,
+which is noise, 1 ms is told). One thread trains, so one of two cores is left to whoever saves in the background.
 Durable: from the call, with nothing else to do, until all is synced to the disk; ours from the end of the step after
 which it was to be saved. `dd` writes random bytes from memory in between, oflag=direct bs=4M conv=fsync.
 Restore: a new process with a new model; what is on disk was dropped from the page cache (ours reads past it anyway).

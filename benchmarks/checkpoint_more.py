@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import ROOT, Claim, median, say
+from jobs import free_port
 
+from everstep.control import procfs
 from everstep.core import events as e
 from everstep.core.formation import Stage
 from everstep.testing.local import LocalRun
@@ -29,95 +32,129 @@ CLOSE = 0.2  # of the optimum, or one step
 
 # Recovery -----------------------------------------------------------------------------------------------
 
-WORKER = ("--nproc-per-node", "2")
-NODE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "1", "--standbys", "1")
+PRELOAD = ("--preload", "torch.distributed.fsdp", "--set", "control.last_call_s=0.3")
 
 
 class Recovered(NamedTuple):
-    """Seconds since the kill: the members' formation, their state restored, the first new step of who replaced it."""
+    """Seconds since the kill: the members met, their state was back, the first new step of who replaced the dead one.
 
-    formed_s: float
+    lost: steps done again.
+    """
+
+    met_s: float
     restored_s: float
     stepped_s: float
-    lost_steps: int
+    lost: int
 
 
-class ShardedRun(LocalRun):
-    """Two shards, one replica, nothing on disk."""
+class Cluster:
+    """Two shards, one replica, nothing on disk. Each node has a launcher; the first one's hosts the controller.
 
-    def __init__(self, folder: Path, options: tuple[str, ...], width: int, layers: int, every: int) -> None:
-        more = ("--preload", "torch.distributed.fsdp", "--set", "control.last_call_s=0.3")
-        args = (str(folder), str(width), str(layers), str(every))
-        super().__init__(folder, SCRIPTS / "checkpoint_sharded.py", *more, *options, args=args, OMP_NUM_THREADS="1")
+    `num_nodes`: three have one worker each, and one of these waits for a role; one has both.
+    """
+
+    def __init__(self, folder: Path, num_nodes: int, *args: int) -> None:
+        self.folder, port = folder, free_port()
+        options = ("--nproc-per-node", "2") if num_nodes == 1 else ("--nproc-per-node", "1", "--nnodes", "2")
+        self.launchers = []
+        for rank in range(num_nodes):
+            meet = ("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "bench", "--rdzv-conf", f"is_host={rank == 0}")
+            more = (*meet, "--standbys", "1") if num_nodes > 1 else ()
+            (folder / str(rank)).mkdir()
+            texts = (str(folder), *map(str, args))
+            env = {"HOME": str(folder), "OMP_NUM_THREADS": "1"}
+            script = SCRIPTS / "checkpoint_sharded.py"
+            self.launchers.append(LocalRun(folder / str(rank), script, *PRELOAD, *options, *more, args=texts, **env))
+
+    def __enter__(self) -> Cluster:
+        for launcher in self.launchers:
+            launcher.__enter__()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for launcher in self.launchers:
+            if launcher.process is not None and launcher.process.poll() is None:
+                launcher.signal(signal.SIGTERM)
+        for launcher in self.launchers:
+            with contextlib.suppress(AssertionError):  # it is killed then
+                launcher.wait()
+            launcher.__exit__()
 
     def steps(self) -> dict[int, list[dict[str, float]]]:
         """By process: the steps that it committed."""
         found = {}
-        for path in self.directory.glob("notes-*.jsonl"):
+        for path in self.folder.glob("notes-*.jsonl"):
             whole = path.read_text().rpartition("\n")[0]
             found[int(path.stem.partition("-")[2])] = [json.loads(line) for line in whole.splitlines()]
         return {pid: lines for pid, lines in found.items() if lines}
 
-    def strike(self, node: bool) -> Recovered:
-        """Kill role 1, or all of its node with its memory, and see the job go on."""
-        self.until(lambda: self._warm(standby=node), START_S)
+    def strike(self) -> Recovered:
+        """Kill a worker, or all that a node runs, and see the job go on."""
+        host = self.launchers[0]
+        host.until(self._warm, START_S)
         before = self.steps()
-        victim = next(pid for pid, lines in before.items() if lines[-1]["rank"] == 1)
+        victims = [next(pid for pid, lines in before.items() if lines[-1]["rank"] == 1)]
+        launcher = 0
+        if len(self.launchers) > 1:
+            nodes = [tree(launcher.process.pid) for launcher in self.launchers[1:] if launcher.process]
+            launcher, *victims = next(node for node in nodes if before.keys() & set(node))
         killed, moment = time.monotonic(), time.time()
-        if node:
-            name = next(n for n in ("node0", "node1", "node2") if victim in self.processes(n))
-            killed, moment = time.monotonic(), time.time()
-            os.kill(int((self.run_dir / f"vault-{name}.pid").read_text()), signal.SIGKILL)
-            self.kill_agent(name)
-        else:
-            os.kill(victim, signal.SIGKILL)
-        (first,) = self.until(lambda: [x[0] for pid, x in self.steps().items() if pid not in before][:1], END_S)
-        back = self.until(lambda: self._since(moment, e.StateRestored))[0]
-        formed = self._since(moment, e.FormationMade)[0]
-        lost = int(back.event.lost)  # type: ignore[union-attr]
-        return Recovered(formed.wall_s - moment, back.wall_s - moment, first["t"] - killed, lost)
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        if launcher:  # it has told of it, and would start the node again, with the cores that the others need here
+            host.until(lambda: self._since(moment, e.NodeLost))
+            os.kill(launcher, signal.SIGKILL)
+        (first,) = host.until(lambda: [x[0] for pid, x in self.steps().items() if pid not in before][:1], END_S)
+        met = host.until(lambda: self._since(moment, e.FormationMade))[0]
+        back = host.until(lambda: self._since(moment, e.StateRestored))[0]
+        assert isinstance(back.event, e.StateRestored)
+        return Recovered(met.wall_s - moment, back.wall_s - moment, first["t"] - killed, back.event.lost)
 
-    def _warm(self, standby: bool) -> bool:
+    def _warm(self) -> bool:
         steps = self.steps()
         warm = len(steps) == 2 and all(lines[-1]["step"] >= WARM_STEPS for lines in steps.values())
-        return warm and (not standby or self._waits())
+        return warm and (len(self.launchers) == 1 or self._waits())
 
     def _waits(self) -> bool:
         """Somebody is ready to take a role over."""
-        last = {report.node: report for report in (each.report for each in self.events(e.NodeReported))}
+        reports = (each.report for each in self.launchers[0].events(e.NodeReported))
+        last = {report.node: report for report in reports}
         sessions = [worker.session for report in last.values() for worker in report.workers if not worker.gone]
         return any(session is not None and session.stage is Stage.READY for session in sessions)
 
     def _since(self, moment: float, kind: type[object]) -> list[e.Entry]:
-        return [entry for entry in self.entries() if entry.wall_s >= moment and isinstance(entry.event, kind)]
+        return [n for n in self.launchers[0].entries() if n.wall_s >= moment and isinstance(n.event, kind)]
 
 
 def recovery(name: str, width: int, layers: int, kills: int) -> list[Claim]:
     """A snapshot every step where the worker dies; every fifth where the node does: a copy has to reach the peer."""
     claims = []
-    for what, options, node, every in (
-        ("worker SIGKILLed, no replica: own vault", WORKER, False, 1),
-        ("node lost, no replica: a peer's vault, a standby", NODE, True, 5),
+    for what, num_nodes, every in (
+        ("worker SIGKILLed, no replica: own vault", 1, 1),
+        ("node lost, no replica: a peer's vault, a standby", 3, 5),
     ):
         found = []
         for kill in range(kills):
             with (
                 tempfile.TemporaryDirectory(prefix="everstep-bench-", ignore_cleanup_errors=True) as folder,
-                ShardedRun(Path(folder), options, width, layers, every) as run,
+                Cluster(Path(folder), num_nodes, width, layers, every) as cluster,
             ):
-                found.append(run.strike(node))
-                run.signal(signal.SIGTERM)
-                run.wait()
+                found.append(cluster.strike())
             say(f"{what}, {kill + 1}/{kills}: {found[-1]}")
-        formed, restored, stepped = (median([f[place] for f in found]) for place in range(3))
-        title = f"{what} -> first new step, {name}"
+        met, restored, stepped = (median([f[place] for f in found]) for place in range(3))
         claims += [
-            Claim(title, stepped, "s", bar=f"<= {RECOVER_S:g} s", holds=stepped <= RECOVER_S),
-            Claim(f"of that, until its members met ({what})", formed, "s"),
-            Claim(f"of that, from there until the state was back ({what})", restored - formed, "s"),
-            Claim(f"steps done again ({what}, a snapshot every {every})", max(f.lost_steps for f in found), ""),
+            Claim(
+                f"{what} -> first new step, {name}", stepped, "s", bar=f"<= {RECOVER_S:g} s", holds=stepped <= RECOVER_S
+            ),
+            Claim(f"of that, until its members met ({what})", met, "s"),
+            Claim(f"of that, from there until the state was back ({what})", restored - met, "s"),
+            Claim(f"steps done again ({what}, a snapshot every {every})", max(f.lost for f in found), ""),
         ]
     return claims
+
+
+def tree(pid: int) -> list[int]:
+    return [pid, *(each for child in procfs.children(pid) for each in tree(child))]
 
 
 # 200 saves ----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ SIGTERM, at the one step at which all members stop.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -24,7 +25,7 @@ from everstep.core.identity import Identity
 from everstep.core.saves import Saves, Tier
 from everstep.probe import boot
 from everstep.state import fingerprint
-from everstep.state.client import News, Vault
+from everstep.state.client import News, Vault, VaultError
 from everstep.state.flatten import Stateful
 from everstep.train.engine import Engine
 from everstep.train.kept import Kept
@@ -45,6 +46,12 @@ class Keeping:
         self._began_s = 0.0
         self._stopping = False
         self._asked = boot.save_asked()
+
+    def prepare(self) -> None:
+        """Have this node's vault started, which takes a moment: a standby needs it as soon as it has a role."""
+        make = _vault_of(identity.mine(), self._saving)
+        if make is not None:
+            threading.Thread(target=_start, args=(make,), name="everstep-vault", daemon=True).start()
 
     def open(self, engine: Engine) -> None:
         """The state is complete: what is kept of it may be asked for from here on."""
@@ -157,6 +164,13 @@ class Keeping:
         if self._snapshots is not None:
             self._snapshots.settle()
             self._snapshots.close()
+
+
+def _start(make: Callable[[Callable[[News], None]], Vault]) -> None:
+    vault = make(lambda news: None)
+    with contextlib.suppress(VaultError):  # who needs it will say so
+        _ = vault.endpoint
+    vault.close()
 
 
 def _vault_of(mine: Identity | None, saving: Saving) -> Callable[[Callable[[News], None]], Vault] | None:

@@ -125,6 +125,7 @@ class Session:
         if self._channel is not None:
             boot.hold_sigterm()
             self._channel.start()
+            self._keeping.prepare()
             self._engine.say(Stage.WARMING)
         return self
 
