@@ -152,17 +152,19 @@ class SessionRun(LocalRun):
         """Until some step was dealt to this many members."""
         self.until(lambda: count in {line.members for lines in self.commits().values() for line in lines})
 
-    def pause_after(self, moment: float) -> float | None:
+    def pause_after(self, moment: float, num_steps: int = 1) -> float | None:
         """The longest time between two commits of a process that lived through this moment (of time.time()).
 
-        None: nobody committed before it and after.
+        It lies before one of the next `num_steps` commits: a process that is stopped after the moment may have
+        taken part in some. None: nobody committed before it and after.
         """
         pauses = []
         for lines in self.commits().values():
             times = [line.time for line in lines]
             after = bisect.bisect_right(times, moment)
             if 0 < after < len(times):
-                pauses.append(times[after] - times[after - 1])
+                around = times[after - 1 : after + num_steps]
+                pauses += [end - begin for begin, end in itertools.pairwise(around)]
         return max(pauses, default=None)
 
     # What the world does to it --------------------------------------------------------------------------

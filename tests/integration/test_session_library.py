@@ -30,7 +30,7 @@ def test_members_die_stop_and_join(tmp_path: Path) -> None:
         stopped = run.kill_member(1, signal.SIGSTOP)
         run.until(lambda: stopped not in run.members().values() and len(run.members()) == 4)
         run.stop()
-        assert HANG_S - 0.5 < (run.pause_after(moment) or 0.0) < HANG_S + 2
+        assert HANG_S - 0.5 < (run.pause_after(moment, 100) or 0.0) < HANG_S + 2
         assert {step.members for step in run.check()} >= {3, 4}
         assert len(run.events(e.EpochFormed)) == 1  # no other process was touched
 

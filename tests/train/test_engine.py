@@ -13,7 +13,7 @@ from everstep.comms.world import DEFAULT_INDEX
 from everstep.core.formation import Formation, Rollback, Seat, SessionReport
 from everstep.core.saves import Tier
 from everstep.state.flatten import Flat, flatten
-from everstep.train.engine import Engine
+from everstep.train.engine import Engine, Keeper
 from everstep.train.kept import Kept
 
 
@@ -31,7 +31,11 @@ def test_a_process_group_beside_the_session_has_numbers_of_its_own() -> None:
 
 
 class Empty:
-    """A member without state."""
+    """A member without state, and its own keeper."""
+
+    @property
+    def keeping(self) -> Keeper:
+        return self
 
     def drop_gradients(self) -> None:
         """It has none."""

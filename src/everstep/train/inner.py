@@ -67,9 +67,10 @@ class Gloo:
 
     def all_reduce(self, tensor: Tensor, op: Op) -> None:
         room = self._room_for(tensor).copy_(tensor)
-        future = self._group.allreduce([room], _options(op)).get_future()
-        future.add_done_callback(lambda _: self._over.put(None))
-        self._over.get()
+        over, future = self._over, self._group.allreduce([room], _options(op)).get_future()
+        # gloo's thread must not hold the group: the last to let go of it joins that thread.
+        future.add_done_callback(lambda _: over.put(None))
+        over.get()
         if not future.done():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))  # its destructor would wait for the sum
             raise RuntimeError("it was aborted")

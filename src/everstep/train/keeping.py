@@ -53,9 +53,9 @@ class Keeping:
         if make is not None:
             threading.Thread(target=_start, args=(make,), name="everstep-vault", daemon=True).start()
 
-    def open(self, engine: Engine) -> None:
-        """The state is complete: what is kept of it may be asked for from here on."""
-        self._engine = engine
+    def open(self, engine: Engine, changed: Callable[[], None]) -> None:
+        """The state is complete, and may be restored from here on: `changed` is called after a restore."""
+        self._engine, self._changed = engine, changed
         mine = identity.mine()
         make = _vault_of(mine, self._saving)
         if make is None:
@@ -149,7 +149,10 @@ class Keeping:
     def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
         assert self._snapshots is not None, "nothing was offered"
         self._seat(self._snapshots)
-        return self._snapshots.restore(step, places, epoch)
+        good = self._snapshots.restore(step, places, epoch)
+        if good:
+            self._changed()
+        return good
 
     def fingerprint(self) -> int:
         """Of this member's state: equal for replicas."""

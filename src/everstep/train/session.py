@@ -292,7 +292,7 @@ class Session:
             register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _about_to_step(mine(), optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _has_stepped(mine(), optimizer)),
         ]
-        self._keeping.open(self._engine)
+        self._keeping.open(self._engine, self._undo.begin)
         self._engine.open(self)
         if self._channel is None and self._group is None:
             self._formation(self._alone)

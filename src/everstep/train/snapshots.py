@@ -20,7 +20,7 @@ from everstep.core.saves import Saves, Tier
 from everstep.plan.interval import Tuner
 from everstep.plan.placement import Part, parts
 from everstep.state import capture, restore
-from everstep.state.client import News, NoRoom, NotKept, Persist, Slot, Vault, VaultError
+from everstep.state.client import News, Persist, Slot, Vault, VaultError
 from everstep.state.disk import Checkpoints
 from everstep.state.flatten import Stateful
 from everstep.state.image import Damaged, Source
@@ -29,6 +29,7 @@ from everstep.train.kept import DISK, Kept
 from everstep.train.saving import Saving
 
 SENDING_S = 30.0  # after which an image that is not at its peers holds up no other
+IN_MEMORY = 64  # of the newest images of a node are offered: a few of each of its shards
 ON_DISK = 3  # of the newest complete steps are offered: the others are there for when these are damaged
 
 
@@ -289,7 +290,7 @@ class Snapshots:
         """What this node can give back, and what is complete on disk."""
         found: list[Kept] = []
         try:
-            images = [each for each in self._vault.kept() if each.state is not State.BROKEN]
+            images = [each for each in self._vault.kept() if each.state is not State.BROKEN][-IN_MEMORY:]
             found += [Kept(each.step, each.shard, each.num_shards, each.epoch) for each in images]
         except VaultError as error:
             self._say(str(error))
@@ -315,31 +316,39 @@ class Snapshots:
         same = len(places) == self._shards
         try:
             with ExitStack() as stack:
-                sources = self._from_disk(stack, step) if DISK in places else self._from_memory(stack, step, places)
+                sources = (
+                    self._from_disk(stack, step) if DISK in places else self._from_memory(stack, step, epoch, places)
+                )
                 sources = [source for source in sources if not same or source.index.shard == mine]
                 self._plan = None
                 restore.load(self._objects, sources)
-        except (Damaged, NotKept, NoRoom, VaultError, OSError) as error:
+        except (Damaged, OSError) as error:
+            self._bad |= {(step, shard, epoch) for shard in ([DISK] if DISK in places else range(len(places)))}
             self._say(f"the kept state of step {step} cannot be used: {error}")
-            shards = [DISK] if DISK in places else range(len(places))
-            self._bad |= {(step, shard, epoch) for shard in shards}
+            return False
+        except VaultError as error:  # it, or another node's, is gone: what it kept is not offered any more
+            self._say(f"the kept state of step {step} cannot be fetched: {error}")
             return False
         if DISK in places:
             self._on_disk_step = step
+        self._tell(self.saves)
         return True
 
     def _from_disk(self, stack: ExitStack, step: int) -> list[Source]:
         assert self._where is not None
         return list(stack.enter_context(Checkpoints(self._where).reading(step)))
 
-    def _from_memory(self, stack: ExitStack, step: int, places: Sequence[int]) -> list[Source]:
+    def _from_memory(self, stack: ExitStack, step: int, epoch: int, places: Sequence[int]) -> list[Source]:
         sources: list[Source] = []
         for shard, role in enumerate(places):
             if len(places) == self._shards and shard != self._role % self._shards:
                 continue
             if self._seats[role].node != self._seats[self._role].node:
                 self._vault.pull(self._seats[role].vault, step, shard, len(places))
-            sources.append(stack.enter_context(self._vault.open(step, shard, len(places))))
+            source = stack.enter_context(self._vault.open(step, shard, len(places)))
+            if source.index.epoch != epoch:
+                raise Damaged(f"shard {shard} of step {step} is of epoch {source.index.epoch}, not {epoch}")
+            sources.append(source)
         return sources
 
     def interrupt(self) -> None:
