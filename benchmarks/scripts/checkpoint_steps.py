@@ -1,8 +1,11 @@
-"""Training steps with and without saves: `checkpoint_steps.py METHOD FOLDER WIDTH LAYERS BATCH EVERY PAIRS`.
+"""A peer's steps with and without saves: `checkpoint_steps.py METHOD FOLDER WIDTH LAYERS BATCH BLOCK PAIRS ALONE`.
 
-Blocks of BLOCK steps alternate: a quiet one, then one in which the state is saved every EVERY steps, and at whose end
-the last save is waited for. The last line of output is JSON: the steps' times of both kinds, how long the save calls
-blocked, how long each save took until it was durable, and the peak memory of the process with its children.
+Blocks of BLOCK steps alternate: a quiet one, then one at whose begin the state is saved, and after whose end the save
+is waited for. Then the state is saved ALONE times with nothing else to do. The last line of output is JSON: the steps'
+times by block, how long the save calls blocked, how long each save alone took until it was durable, and the peak memory
+of the process with its children.
+
+METHOD "calibrate" prints the batch with which a step takes BATCH milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from typing import Any
 import torch
 from torch import nn
 
-BLOCK = 10
 WARM = 3
 
 
@@ -167,21 +169,64 @@ METHODS: dict[str, Callable[[dict[str, Any]], Method]] = {
 
 
 class Record:
-    """What was measured."""
+    """What was measured. `blocks`: of what kind, and the times of its steps, in order."""
 
     def __init__(self) -> None:
-        self.quiet: list[float] = []
-        self.saving: list[float] = []
+        self.blocks: list[tuple[str, list[float]]] = []
         self.calls: list[float] = []
         self.durable: list[float] = []
         self.memory = Memory()
 
     def print(self) -> None:
-        found = {"quiet": self.quiet, "saving": self.saving, "calls": self.calls, "durable": self.durable}
+        found = {"blocks": self.blocks, "calls": self.calls, "durable": self.durable}
         print(json.dumps(found | {"peak_bytes": self.memory.peak_bytes}))
 
 
-def by_peer(name: str, folder: Path, width: int, layers: int, batch: int, every: int, pairs: int) -> Record:
+class Peer:
+    """One method's run. The first saves make buffers and processes: they do not count."""
+
+    def __init__(self, name: str, folder: Path, width: int, layers: int, batch: int) -> None:
+        self.folder, self.record = folder, Record()
+        self.train, model, optimizer = trainer(width, layers, batch)
+        for _ in range(WARM):
+            self.train()
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        weights, moments = get_state_dict(model, optimizer)
+        self.method = METHODS[name]({"model": weights, "optimizer": moments})
+
+    def pair(self, block: int, counts: bool) -> None:
+        quiet = [timed(self.train) for _ in range(block)]
+        saving = [timed(lambda: self._first(counts))]
+        for _ in range(1, block):
+            saving.append(timed(self.train))
+            self.method.poll()
+        self.method.wait()
+        if counts:
+            self.record.blocks += [("quiet", quiet), ("saving", saving)]
+        self._clear()
+
+    def _first(self, counts: bool) -> None:
+        call = timed(lambda: self.method.save(self.folder / "save-1"))
+        self.record.calls += [call] if counts else []
+        self.train()
+        self.method.poll()
+
+    def alone(self, counts: bool) -> None:
+        took = timed(self._whole)
+        self.record.durable += [took] if counts else []
+        self._clear()
+
+    def _whole(self) -> None:
+        self.method.save(self.folder / "save-1")
+        self.method.wait()
+
+    def _clear(self) -> None:
+        for old in self.folder.glob("*-*"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def trainer(width: int, layers: int, batch: int) -> tuple[Callable[[], None], nn.Module, torch.optim.Optimizer]:
     model, optimizer = build(width, layers)
     data = torch.randn(batch, width)
 
@@ -190,37 +235,7 @@ def by_peer(name: str, folder: Path, width: int, layers: int, batch: int, every:
         optimizer.step()
         optimizer.zero_grad()
 
-    for _ in range(WARM):
-        train()
-    record = Record()
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, moments = get_state_dict(model, optimizer)
-    method = METHODS[name]({"model": weights, "optimizer": moments})
-    for pair in range(pairs + 1):  # the first one makes buffers and processes: it does not count
-        times = [timed(train) for _ in range(BLOCK)]
-        record.quiet += times if pair else []
-        for number in range(BLOCK):
-            began = time.perf_counter()
-            if number % every == 0:
-                method.wait()  # a second save while one runs is no option for these
-                saved = time.perf_counter()
-                path = folder / f"save-{pair}-{number}"
-                method.save(path)
-                record.calls += [time.perf_counter() - saved] if pair else []
-            train()
-            record.saving += [time.perf_counter() - began] if pair else []
-            method.poll()
-        method.wait()
-        saved = time.perf_counter()  # durable: a save of its own, with nothing else to do
-        method.save(folder / f"alone-{pair}")
-        method.wait()
-        record.durable += [time.perf_counter() - saved] if pair else []
-        for old in folder.glob("*-*"):
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-    if isinstance(method, Nvrx):
-        method.close()
-    return record
+    return train, model, optimizer
 
 
 def timed(work: Callable[[], None]) -> float:
@@ -229,12 +244,33 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
+def calibrate(width: int, layers: int, step_s: float) -> int:
+    """The batch for such a step: what two batches take tells what a sample and what the optimizer costs."""
+    few, many = 32, 160
+    taken = []
+    for batch in (few, many):
+        train, _, _ = trainer(width, layers, batch)
+        taken.append(sorted(timed(train) for _ in range(WARM + 4))[2])
+    sample_s = max(taken[1] - taken[0], 1e-6) / (many - few)
+    return max(1, round(few + (step_s - taken[0]) / sample_s))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     name, folder = sys.argv[1], Path(sys.argv[2])
-    width, layers, batch, every, pairs = (int(text) for text in sys.argv[3:])
+    width, layers, batch, block, pairs, alone = (int(text) for text in sys.argv[3:])
+    if name == "calibrate":
+        print(calibrate(width, layers, batch / 1e3))
+        return
     os.chdir(folder)
-    by_peer(name, folder, width, layers, batch, every, pairs).print()
+    peer = Peer(name, folder, width, layers, batch)
+    for number in range(pairs + 1 if pairs else 0):
+        peer.pair(block, counts=number > 0)
+    for number in range(alone + 1 if alone else 0):
+        peer.alone(counts=number > 0 or pairs > 0)
+    if isinstance(peer.method, Nvrx):
+        peer.method.close()
+    peer.record.print()
     sys.stdout.flush()
     os._exit(0)  # peers' background processes may not end by themselves
 

@@ -353,6 +353,13 @@ def test_what_one_wants_kept_all_keep() -> None:
     for finite in (True, False):
         votes = (p.Vote(finite, 1, Tier.MEMORY), p.Vote(finite, 1, Tier.DISK))
         assert after(voting, p.Voted(1, votes))[0].keep is Tier.DISK
+    for wishes, decided in (
+        ((Tier.MEMORY, Tier.BUSY), Tier.NOTHING),
+        ((Tier.BUSY, Tier.DISK), Tier.DISK),
+        ((Tier.BUSY, Tier.BUSY), Tier.NOTHING),
+    ):
+        votes = tuple(p.Vote(finite=True, prepared=1, keep=wish) for wish in wishes)
+        assert after(voting, p.Voted(1, votes))[0].keep is decided
     again = formation(2, "a", "b", abort=True)
     stands = (Stand(0, voted_in=1, acted_in=1),) * 2
     rolled, commands = after(voting, p.FormationReceived(again), p.Prepared(2), p.Stood(2, stands))

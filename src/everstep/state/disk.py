@@ -68,27 +68,29 @@ class Checkpoints:
         self.store: Store = open_store(where)
         self.retention = retention
 
-    def write(self, index: Index, data: memoryview) -> Written:
+    def write(self, index: Index, data: memoryview, complete: Callable[[], None] = lambda: None) -> Written:
         """Write one shard, durably, and complete the step if it is the last. `data` must not change meanwhile.
+
+        `complete` is called as soon as the step is complete, and this call did it: what follows takes a while.
 
         Raises NoRoom when the disk is too full, also without the unfinished saves of dead processes; Damaged when the
         bytes are not those of `index.sums`. Then nothing of this shard is left.
         """
         assert data.nbytes == index.num_bytes and 0 <= index.shard < index.num_shards
         try:
-            return self._write(index, data)
+            return self._write(index, data, complete)
         except NoRoom as error:
             if not sweep(self.store, self.scan(), older_than=index.step):
                 raise self._no_room(index, error) from error
         try:
-            return self._write(index, data)
+            return self._write(index, data, complete)
         except NoRoom as error:
             raise self._no_room(index, error) from error
 
     def _no_room(self, index: Index, error: NoRoom) -> NoRoom:
         return NoRoom(f"step {index.step} in {self.store.name}", index.num_bytes, error.free_bytes)
 
-    def _write(self, index: Index, data: memoryview) -> Written:
+    def _write(self, index: Index, data: memoryview, tell: Callable[[], None]) -> Written:
         began, key, wrote = time.monotonic(), Key.of(index), False
         folder = layout.working_folder(key)
         with claim(self.store, f"{WRITING}.{folder}.{index.shard}") as mine:
@@ -97,7 +99,7 @@ class Checkpoints:
             if not complete and not busy:
                 wrote = self._write_shard(folder, index, data, mine)
             try:
-                complete = complete or self._finish(folder, key)
+                complete = complete or self._finish(folder, key, tell)
             except BaseException:
                 if wrote:
                     self._drop(folder, index.shard)
@@ -150,7 +152,7 @@ class Checkpoints:
             if not left and len(living(self.store, f"{WRITING}.{folder}")) <= 1:
                 self.store.remove_folder(folder)
 
-    def _finish(self, folder: str, key: Key) -> bool:
+    def _finish(self, folder: str, key: Key, tell: Callable[[], None]) -> bool:
         """Complete the step if all shards are there. May be done twice, and by two at once."""
         try:
             names = self.store.sizes(folder)
@@ -169,6 +171,7 @@ class Checkpoints:
             if not self._is_complete(key):
                 raise
         self.store.settle(folder, layout.folder_of(key.step))
+        tell()
         self._name_latest()
         return True
 

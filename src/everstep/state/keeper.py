@@ -39,8 +39,9 @@ class Written(Protocol):
 class Persister(Protocol):
     """Writes images to one place on disk. Called in a thread; one write of a shard at a time."""
 
-    def write(self, index: Index, data: memoryview) -> Written:
-        """Raises OSError, ValueError, Damaged. `index` has sums. It may prune older ones afterwards."""
+    def write(self, index: Index, data: memoryview, complete: Callable[[], None]) -> Written:
+        """Raises OSError, ValueError, Damaged. `index` may have sums. `complete` is called when the step is; older ones
+        may be pruned after that."""
 
 
 class Sender(Protocol):
@@ -277,17 +278,27 @@ class Keeper:
 
     def _work(self, task: slots.Task, cancelled: threading.Event) -> bool:
         """Whether the step is complete on disk now."""
+        if task.work is Work.WRITE:
+            return self._write(task)
         index = self.summed(task.image, cancelled)
-        if task.work is Work.SUM:
-            return False
-        view = self._data(task.image)[1][: index.num_bytes]
+        if task.work is Work.SEND:
+            try:
+                self._send(task.target, index, self._data(task.image)[1][: index.num_bytes], cancelled)
+            except Damaged:  # is it ours that is damaged, or what arrived?
+                self.verify(Shard(index.shard, index.num_shards), index.step)
+                raise
+        return False
+
+    def _write(self, task: slots.Task) -> bool:
+        """It does not wait for sums that are not known yet: writing makes its own."""
+        index, view = self._data(task.image)
+        shard = Shard(index.shard, index.num_shards)
+        complete = News(slots.COMPLETE, shard, index.step, target=task.target, complete=True)
+        persister = self._persister_of(self._persist[task.image])
         try:
-            if task.work is Work.SEND:
-                self._send(task.target, index, view, cancelled)
-                return False
-            written = self._persister_of(self._persist[task.image]).write(index, view)
-        except Damaged:  # is it ours that is damaged, or what arrived?
-            self.verify(Shard(index.shard, index.num_shards), index.step)
+            written = persister.write(index, view[: index.num_bytes], lambda: self._tell(complete))
+        except Damaged:
+            self.verify(shard, index.step)
             raise
         if not written.wrote and not written.complete:
             raise Cancelled  # another process is writing it, and may die: look again

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 SKIPPED = "skipped"  # a newer image is to be written in its place
+COMPLETE = "complete"  # all shards of the step are on disk; what was there of older ones may still be removed
 
 
 class State(str, enum.Enum):
@@ -213,7 +214,7 @@ class Forget(NamedTuple):
 
 
 class News(msgspec.Struct, frozen=True, tag="news"):
-    """What became of an image: `what` is a State, or what failed (`why`), or SKIPPED.
+    """What became of an image: `what` is a State, or what failed (`why`), or SKIPPED or COMPLETE.
 
     `complete`, of one that is persistent: all shards of the step are on disk.
     """

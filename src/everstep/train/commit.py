@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.core.formation import Formation, Rollback
-from everstep.core.saves import Tier
+from everstep.core.saves import Tier, agreed
 from everstep.train import resolve
 from everstep.train.kept import Commit
 from everstep.train.protocol import (
@@ -206,7 +206,7 @@ def _switch(member: Member, formation: Formation) -> Outcome:
 def _decide(member: Member, votes: tuple[Vote, ...]) -> Outcome:
     """All members see the same votes, and do the same."""
     skipped = not all(vote.finite for vote in votes)
-    goal, keep = resolve.after(member.stand, skipped), max(vote.keep for vote in votes)
+    goal, keep = resolve.after(member.stand, skipped), agreed([vote.keep for vote in votes])
     member = replace(member, goal=goal, keep=keep, switching=switches(member.epoch, votes))
     return _skip(member) if skipped else _apply(member)
 

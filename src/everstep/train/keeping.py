@@ -7,6 +7,7 @@ SIGTERM, at the one step at which all members stop.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -27,7 +28,7 @@ from everstep.core.identity import Identity
 from everstep.core.saves import Saves, Tier
 from everstep.probe import boot
 from everstep.state import fingerprint
-from everstep.state.client import News, Vault
+from everstep.state.client import News, Vault, VaultError
 from everstep.state.flatten import Stateful
 from everstep.train.kept import Kept
 from everstep.train.saving import Saving
@@ -66,6 +67,13 @@ class Keeping:
         self._stopping = self._handles = False
         self._asked = boot.save_asked()
 
+    def prepare(self) -> None:
+        """Have this node's vault started, which takes a moment: a standby needs it as soon as it has a role."""
+        mine = identity.mine()
+        make = _vault_of(mine, self._saving)
+        if mine is not None and make is not None:
+            threading.Thread(target=_start, args=(make,), name="everstep-vault", daemon=True).start()
+
     def open(self, position: Position, changed: Callable[[], None], job: str = "") -> None:
         """The state is complete, and may be restored from here on: `changed` is called after a restore."""
         self._position, self._changed = position, changed
@@ -92,11 +100,11 @@ class Keeping:
 
     # Steps ----------------------------------------------------------------------------------------------
 
-    def ask(self) -> None:
-        """Somebody wants the next committed state on disk. Raises ValueError when nobody said where."""
-        if self._snapshots is None or self._saving.where is None:
+    def ask(self, tier: Tier) -> None:
+        """Somebody wants the next committed state kept that far. Raises ValueError when it has nowhere to go."""
+        if self._snapshots is None or (tier is Tier.DISK and self._saving.where is None):
             raise ValueError("where to? Say it to the session: everstep.session(checkpoints=FOLDER)")
-        self._snapshots.ask(Tier.DISK)
+        self._snapshots.ask(tier)
 
     def began(self) -> None:
         self._began_s = time.monotonic()
@@ -198,6 +206,13 @@ def job_name() -> str:
     """Of the job; a process without a launcher of ours is one of its own."""
     job = os.environ.get("TORCHELASTIC_RUN_ID") if identity.mine() is not None else None
     return job or f"alone-{secrets.token_hex(4)}"
+
+
+def _start(make: Callable[[Callable[[News], None]], Vault]) -> None:
+    vault = make(lambda news: None)
+    with contextlib.suppress(VaultError):  # who needs it will say so
+        _ = vault.endpoint
+    vault.close()
 
 
 def _vault_of(mine: Identity | None, saving: Saving) -> Callable[[Callable[[News], None]], Vault] | None:

@@ -131,7 +131,7 @@ class KeptLoop:
 
     def save(self) -> None:
         """Save the state of the next committed step to `checkpoints`; the first member's word counts."""
-        self._keeping.ask()
+        self._keeping.ask(Tier.DISK)
 
     def committed(self) -> None:
         """The step is through, schedulers and all: the state is that of one step more. On all members.

@@ -14,7 +14,7 @@ class Vote(msgspec.Struct, frozen=True, tag=True):
 
     finite: bool  # my reduced gradients
     prepared: int  # the newest epoch whose links I have open
-    keep: Tier = Tier.NOTHING  # how far I want the committed state to be saved; the farthest wish counts
+    keep: Tier = Tier.NOTHING  # how far I want the committed state to be saved: see `agreed`
 
 
 # Events --------------------------------------------------------------------------------------------------

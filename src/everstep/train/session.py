@@ -37,7 +37,7 @@ from everstep.core import identity
 from everstep.core.dealing import Stream
 from everstep.core.errors import EpochBroken, causes
 from everstep.core.formation import Formation, Seat, Stage
-from everstep.core.saves import Saves
+from everstep.core.saves import Saves, Tier
 from everstep.data.batches import Batches
 from everstep.probe import boot
 from everstep.state.flatten import Flat, Stateful
@@ -125,6 +125,7 @@ class Session:
         if self._channel is not None:
             boot.hold_sigterm()
             self._channel.start()
+            self._keeping.prepare()
             self._engine.say(Stage.WARMING)
         return self
 
@@ -246,12 +247,13 @@ class Session:
         with self._log_file.open("a") as file:
             file.write(json.dumps({"step": step.index + 1, "time": time.time(), **numbers}) + "\n")
 
-    def save(self) -> None:
+    def save(self, *, memory_only: bool = False) -> None:
         """Save the state after the step under way, or the next one, to `checkpoints`; training goes on meanwhile.
 
-        One member's word is enough. Raises ValueError for a session without `checkpoints`.
+        One member's word is enough. memory_only: in the memory of nodes, and no farther. Raises ValueError for a
+        session without `checkpoints`; memory alone needs those, or `everstep run`.
         """
-        self._keeping.ask()
+        self._keeping.ask(Tier.MEMORY if memory_only else Tier.DISK)
 
     @property
     def saves(self) -> Saves:

@@ -24,10 +24,11 @@ from everstep.state.client import News, Persist, Slot, Vault, VaultError
 from everstep.state.disk import Checkpoints
 from everstep.state.flatten import Stateful
 from everstep.state.image import Damaged, Source
-from everstep.state.slots import SKIPPED, State
+from everstep.state.slots import COMPLETE, SKIPPED, State, Work
 from everstep.train.kept import DISK, Kept
 from everstep.train.saving import Saving
 
+SENDING_S = 30.0  # after which an image that is not at its peers holds up no other
 IN_MEMORY = 64  # of the newest images of a node are offered: a few of each of its shards
 ON_DISK = 3  # of the newest complete steps are offered: the others are there for when these are damaged
 
@@ -90,6 +91,7 @@ class Snapshots:
         self._news = threading.Condition()  # guards what the vault's news change
         self._saves = Saves()
         self._writing: dict[int, float] = {}  # step whose write to disk is under way -> since when
+        self._sending: tuple[int, float] | None = None  # step whose image goes to peers, and since when
         self._ended: list[tuple[Tier, float]] = []  # for the tuners, which belong to the main thread
         self._said: set[str] = set()
         self._vault = make_vault(self.on_news)
@@ -108,7 +110,17 @@ class Snapshots:
         self._wish = max(self._wish, tier)
 
     def wish(self, role: int, following: int) -> Tier:
-        """For the vote that makes `following` committed steps. Only the first member's clock says what is due."""
+        """For the vote that makes `following` committed steps."""
+        wish = self._wished(role, following)
+        return Tier.BUSY if wish is not Tier.DISK and self._is_busy() else wish
+
+    def _is_busy(self) -> bool:
+        """Peers do not have our last image yet, and may get it: not when that failed, or takes suspiciously long."""
+        with self._news:
+            return self._sending is not None and time.monotonic() - self._sending[1] < SENDING_S
+
+    def _wished(self, role: int, following: int) -> Tier:
+        """Only the first member's clock says what is due."""
         if role or self._wish is Tier.DISK:
             return self._wish
         if self._where is not None and self._is_due(Tier.DISK, self._saving.every, following):
@@ -170,8 +182,9 @@ class Snapshots:
         persist = self._persist() if tier is Tier.DISK and self._part.persists else None
         peers = [seat.vault for seat in self._seats if seat.node in self._part.peers and seat.vault]
         peers = list(dict.fromkeys(peers))
-        if persist is not None:
-            with self._news:
+        with self._news:
+            self._sending = (step, time.monotonic()) if peers else None
+            if persist is not None:
                 self._writing[step] = time.monotonic()
         self._copy = _Copy(tier, step, lambda: self._copy_into(slot, plan, step, epoch, peers, persist))
         self._copy.start()
@@ -214,6 +227,7 @@ class Snapshots:
         """Training goes on; what should have been durable and is not is told."""
         with self._news:
             self._writing.pop(step, None)
+            self._sending = None
             self._ended += [(Tier.MEMORY, 0.0), (Tier.DISK, 0.0)]
         if tier is Tier.DISK:
             self._note(failed=(step, str(error)))
@@ -223,7 +237,11 @@ class Snapshots:
 
     def on_news(self, news: News) -> None:
         """Of the vault, in a thread of its client. What is known is told first: who waits for the write may end."""
-        if news.what == State.PERSISTENT:
+        if news.what in (State.BACKED_UP, f"{Work.SEND.value} failed"):
+            self._sent(news)
+        if news.what == COMPLETE:
+            self._note(durable=news.step)
+        elif news.what == State.PERSISTENT:
             if news.complete:
                 self._note(durable=news.step)
             self._writes_no_more(news.step)
@@ -235,6 +253,12 @@ class Snapshots:
             self._writes_no_more(news.step)
         elif news.why:
             self._say(f"step {news.step}: {news.what}: {news.why}")
+
+    def _sent(self, news: News) -> None:
+        with self._news:
+            mine = news.shard.number == self._role % self._shards
+            if mine and self._sending is not None and self._sending[0] <= news.step:
+                self._sending = None
 
     def _writes_no_more(self, step: int) -> None:
         with self._news:
