@@ -16,7 +16,7 @@ from everstep.state.image import VERSION, Index
 folder, node = Path(sys.argv[1]), int(os.environ["EVERSTEP_NODE"].removeprefix("node"))
 me = identity.mine()
 assert me is not None
-vault = Vault(me.vault, me.secret)
+vault = Vault(me.vault.socket, me.secret)
 
 
 def write(name: str, text: str) -> None:
