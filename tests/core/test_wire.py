@@ -54,6 +54,7 @@ TALK = {
     wire.Reply: st.builds(wire.Reply, st.dictionaries(text, st.none() | count | text | st.lists(small, max_size=3))),
     wire.StopRequest: st.builds(wire.StopRequest, text, small, seconds),
     wire.DrainRequest: st.builds(wire.DrainRequest, text, st.booleans()),
+    wire.SaveRequest: st.builds(wire.SaveRequest),
     wire.NodeDied: st.builds(wire.NodeDied, text, text, st.integers(-64, 255)),
     wire.Bye: st.builds(wire.Bye, text),
     NodeReport: st.builds(

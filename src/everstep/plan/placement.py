@@ -49,7 +49,7 @@ def recovery_probability(num_nodes: int, copies: int, num_lost: int) -> float:
 
 def _times(one: Sequence[int], other: Sequence[int], degree: int) -> list[int]:
     product = [0] * min(len(one) + len(other) - 1, degree + 1)
-    for i, a in enumerate(one):
+    for i, a in enumerate(one[: degree + 1]):
         for j, b in enumerate(other[: degree + 1 - i]):
             product[i + j] += a * b
     return product

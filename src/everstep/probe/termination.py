@@ -72,11 +72,12 @@ class Termination:
             self._holding = False
             if self._handler is None and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return self._held_s > 0.0
+        held, self._held_s = self._held_s > 0.0, 0.0
+        return held
 
     def due(self) -> bool:
         """Between two steps: whether the job stops here. Ends the process when SIGTERM was for this one alone."""
-        if not self._held_s:
+        if not (self._holding and self._held_s):
             return False
         stop_at = self._progress.words[Word.STOP_AT_STEP]
         if not stop_at and time.monotonic() - self._held_s > ALONE_S:
