@@ -140,7 +140,8 @@ def test_the_ledger_is_what_the_members_wrote(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_state_was_lost_has_a_ledger_of_what_counts(tmp_path: Path) -> None:
-    with SessionRun(tmp_path, "--nproc-per-node", "2", args=("--steps", "50", "--pause", "0.005")) as run:
+    options = ("--nproc-per-node", "2", "--vault-memory", "0")
+    with SessionRun(tmp_path, *options, args=("--steps", "50", "--pause", "0.005")) as run:
         run.until_committed(20)
         for pid in run.until_members(2).values():
             os.kill(pid, signal.SIGKILL)

@@ -122,8 +122,8 @@ def test_uneven_micro_batches_weigh_what_they_hold(tmp_path: Path, monkeypatch: 
 
 
 def test_both_holders_of_a_shard_are_killed(tmp_path: Path) -> None:
-    """Their shard is gone: the job says so, and starts again."""
-    with FsdpRun(tmp_path, *SPARE, steps=40) as run:
+    """Their shard is gone, and nothing is kept: the job says so, and starts again."""
+    with FsdpRun(tmp_path, *SPARE, "--vault-memory", "0", steps=40) as run:
         run.until_committed(10)
         run.until_standby()
         for role in (1, 3):

@@ -62,6 +62,11 @@ def committed(steps: int) -> None:
     _progress.committed(steps)
 
 
+def restored(steps: int) -> None:
+    """A session is at this many steps of the job now, without having made one."""
+    _progress.restored(steps)
+
+
 def save_asked() -> int:
     """How often a person wanted the state on disk."""
     return _progress.save_asked

@@ -121,6 +121,10 @@ class Progress:
         self.session = True
         self._stepped(steps, steps, time.monotonic_ns())
 
+    def restored(self, steps: int) -> None:
+        """A session went back, or on, to a kept state: that is where this process is, and no step of its own."""
+        self.words[Word.TOTAL_STEP] = steps + 1
+
     @property
     def save_asked(self) -> int:
         """How often a person wanted the state on disk."""

@@ -180,6 +180,7 @@ class Keeping:
         good = self._snapshots.restore(step, places, epoch)
         if good:
             self._changed()
+            boot.restored(step)
         return good
 
     def fingerprint(self, trained_only: bool = False) -> int:

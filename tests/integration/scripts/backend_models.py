@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import backend_ranks
 import torch
@@ -169,11 +170,15 @@ SCENARIOS: dict[str, Callable[[int, int], list[Tensor]]] = {
 }
 
 
+HELD: list[Any] = []  # torch 2.13 may deadlock when a group of gloo is freed right behind its last operation
+
+
 def on(backend: str, scenario: str, rank: int, size: int, folder: str) -> list[Tensor]:
     backend_ranks.init(backend, rank, size, folder)
     assert dist.get_backend() == backend
     values = SCENARIOS[scenario](rank, size)
     dist.barrier()
+    HELD.append(dist.group.WORLD)
     dist.destroy_process_group()
     return values
 

@@ -24,24 +24,24 @@ def write(name: str, text: str) -> None:
     (folder / f"{name}.new").rename(folder / name)
 
 
-def keep() -> None:
+def keep(time: int) -> None:
     data = bytes([node + 1]) * 100_000
     slot = vault.slot(len(data))
     slot.view[:] = data
     vault.seal(slot, Index(VERSION, "job", 1, 1, node, 2, 0.0, len(data), (), (), ()))
-    write(f"at-{node}", vault.endpoint)
+    write(f"at-{node}", f"{vault.endpoint} {time}")
 
 
 if os.environ["EVERSTEP_EPOCH"] == "1":
-    keep()
+    keep(1)
     while not threading.Event().wait(0.05):  # until the job is restarted
         try:
             vault.kept()
         except VaultLost:
-            keep()
+            keep(2)
 
 if node == 0:
-    vault.pull((folder / "at-1").read_text(), 1, 1, 2)
+    vault.pull((folder / "at-1").read_text().split()[0], 1, 1, 2)
     own = sum(kept.shard == 0 for kept in vault.kept())
     with vault.open(1, 1, 2) as image:
         found = bytearray(image.index.num_bytes)
