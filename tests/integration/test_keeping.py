@@ -44,8 +44,9 @@ def test_all_workers_killed_at_once_go_on_from_the_nodes_memory(tmp_path: Path) 
     run.check(60, restarts=1)
     back = restored(run)
     assert back.lost == back.before - back.step <= 2  # the newest image is that of the step before, or being taken
-    (incident,) = (opened for opened in run.events(e.IncidentOpened) if opened.kind == "rolled-back")
-    assert f"all went back to step {back.step}" in incident.why
+    whys = [opened.why for opened in run.events(e.IncidentOpened) if opened.kind == "rolled-back"]
+    assert len(whys) == (back.lost > 0)  # the controller may not have heard of the steps that are done again
+    assert all(f"all went back to step {back.step}" in why for why in whys)
     assert not run.events(e.SaveRequested)
 
 

@@ -34,6 +34,7 @@ from everstep.state.vault_options import Options, endpoint_of, tcp_listener, uni
 __all__ = ["Kept", "KeptImage", "News", "NoRoom", "NotKept", "Persist", "Slot", "Vault", "VaultError", "VaultLost"]
 
 GREETING_S = 20.0  # a vault that is just being started
+DYING_S = 1.0
 ANSWER_S = 60.0  # for what the vault answers at once, but for the pages of new memory
 
 T = TypeVar("T")
@@ -331,8 +332,12 @@ class _Own:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
+        """Its end closes connections a moment before it can be waited for: one that hung up is given that moment."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(DYING_S)
+            if self._process.poll() is None:
+                return
         with open(os.memfd_create("everstep-vault"), "wb") as file:
             file.write(msgspec.json.encode(self.options))
             file.flush()
