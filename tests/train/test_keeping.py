@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,11 @@ def until(what: Callable[[], bool]) -> None:
 
 def command(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def kill_vault() -> None:
+    (vault,) = (pid for pid in procfs.children(os.getpid()) if b"everstep.state.vault" in command(pid))
+    os.kill(vault, signal.SIGKILL)
 
 
 def same(one: Script, other: Script) -> bool:
@@ -157,10 +163,34 @@ def test_a_vault_that_dies_costs_a_save_and_no_step(
     script = Script(everstep.Saving(tmp_path, every=0, memory_every=1))
     for _ in script.steps(24):
         if len(script.seen) == 9:
-            (vault,) = (pid for pid in procfs.children(os.getpid()) if b"everstep.state.vault" in command(pid))
-            os.kill(vault, signal.SIGKILL)
+            kill_vault()
     assert same(script, undisturbed) and found(tmp_path) == [24]
     assert "the vault of this node is gone" in capfd.readouterr().err
+
+
+def test_a_vault_that_dies_in_its_last_write_ends_the_wait(tmp_path: Path) -> None:
+    """240 MB take it 100 ms at least; it is killed within a millisecond of their begin."""
+    model = nn.Linear(5000, 4000, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def kill(run: everstep.Session) -> None:
+        until(lambda: run.saves.requested == 1)
+        snapshots = run.keeping._snapshots
+        assert snapshots is not None
+        until(lambda: bool(snapshots._writing) and snapshots._copy is None)
+        kill_vault()
+
+    saving = everstep.Saving(tmp_path, every=0, memory_every=0)
+    gone = pytest.raises(SaveFailed, match=r"the vault of this node is gone.*nothing was saved")
+    with gone, everstep.session(checkpoints=saving) as run:
+        run.protect(model=model, optimizer=optimizer)
+        killer = threading.Thread(target=kill, args=(run,), daemon=True)
+        for step in run.steps(1):
+            with step:
+                model(torch.ones(1, 5000)).sum().backward()
+                optimizer.step()
+            killer.start()
+    killer.join()
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from everstep.train.kept import DISK, Kept
 from everstep.train.saving import Saving
 
 SENDING_S = 30.0  # after which an image that is not at its peers holds up no other
+LOOK_S = 0.5  # between two looks whether the vault lives, while its last write is waited for
 IN_MEMORY = 64  # of the newest images of a node are offered: a few of each of its shards
 ON_DISK = 3  # of the newest complete steps are offered: the others are there for when these are damaged
 
@@ -287,9 +288,21 @@ class Snapshots:
             self._due = Tier.DISK, step, epoch
             self.take()
         self.settle()
-        with self._news:
-            self._news.wait_for(lambda: not self._writing)
-            return self._saves.failed_step < step
+        self._until_written(step)
+        return self.saves.failed_step < step
+
+    def _until_written(self, step: int) -> None:
+        """A vault that dies meanwhile tells nothing: it is asked now and then."""
+        while True:
+            with self._news:
+                if self._news.wait_for(lambda: not self._writing, LOOK_S):
+                    return
+            try:
+                self._vault.kept()
+            except VaultError as error:
+                with self._news:
+                    self._writing.clear()
+                self._note(failed=(step, str(error)))
 
     def _say(self, text: str) -> None:
         """Once each: a full disk would be told with every save."""
