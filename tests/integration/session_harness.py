@@ -10,13 +10,14 @@ story = run.check(60)
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import json
 import os
 import runpy
 import signal
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -250,10 +251,24 @@ class Oracle(NamedTuple):
     norms: list[float]
 
 
-def oracle(num_steps: int, global_batch: int, count: int, script: Path = SCRIPT) -> Oracle:
+def oracle(num_steps: int, global_batch: int, count: int, script: Path = SCRIPT, *, double: bool = False) -> Oracle:
     """Of the first `count` steps of the script's training, whatever the members: computed in one process, on whole
-    batches, without a session."""
-    names = runpy.run_path(str(script))
+    batches, without a session. `double`: as the script's `--double`, in float64."""
+    with default_dtype(torch.float64 if double else torch.float32):
+        return _oracle(runpy.run_path(str(script)), num_steps, global_batch, count)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _oracle(names: dict[str, Any], num_steps: int, global_batch: int, count: int) -> Oracle:
     model = names["build"](dropout=0.0, norm=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)

@@ -114,6 +114,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--library", help="what sums gradients")
     parser.add_argument("--norm", action="store_true", help="with a BatchNorm")
     parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--double", action="store_true", help="in float64: sums in any order stay alike for long")
     parser.add_argument("--child", action="store_true", help="start a program; its number is in child-PID")
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--bug", type=int, default=-1)
@@ -146,6 +147,8 @@ def main() -> None:
     args = arguments()
     if args.child:
         start_child(args.out)
+    if args.double:
+        torch.set_default_dtype(torch.float64)
     model = build(args.dropout, args.norm, args.hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
