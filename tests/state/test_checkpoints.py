@@ -221,6 +221,22 @@ def test_one_deleter_and_the_dead_do_not_count(tmp_path: Path) -> None:
     assert not [*(tmp_path / ".claims").iterdir()]
 
 
+def test_half_a_claim_goes_when_nobody_else_can_be_at_it(tmp_path: Path) -> None:
+    """Its writer was killed before it had its name. That we hold claims ourselves keeps nothing."""
+    checkpoints = Checkpoints(tmp_path)
+    half = tmp_path / ".claims" / f"writing.step-0000000009{layout.TEMPORARY}0123abcd"
+    with claims.claim(checkpoints.store, "reading.step-0000000003") as ours:
+        half.write_bytes(b"{")
+        elsewhere = msgspec.structs.replace(claims.ourselves(), host="elsewhere", boot="another")
+        other = half.with_name("writing.step-0000000009.1")
+        other.write_bytes(msgspec.json.encode(elsewhere))
+        claims.bury(checkpoints.store)
+        assert half.exists() and other.exists()
+        other.unlink()
+        claims.bury(checkpoints.store)
+        assert not half.exists() and (tmp_path / ".claims" / ours.name).exists()
+
+
 def test_an_owner_elsewhere_lives_while_it_renews() -> None:
     here = claims.ourselves()
     assert not claims.lives(here, "x") and not claims.lives(msgspec.structs.replace(here, began="1"), "x")

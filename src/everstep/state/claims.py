@@ -102,13 +102,13 @@ def living(store: Store, kind: str) -> dict[str, Owner]:
 
 
 def bury(store: Store) -> None:
-    """Clear away the claims of dead owners; and half of one, when nobody can be at it."""
+    """Clear away the claims of dead owners; and half of one, when nobody else can be at it."""
     names = store.sizes(CLAIMS)
     claims = dict(_all(store, ""))
     for name, owner in claims.items():
         if not lives(owner, name):
             store.remove(f"{CLAIMS}/{name}")
-    if not any(lives(owner, name) for name, owner in claims.items()):
+    if not any(lives(owner, name) for name, owner in claims.items() if name not in _held):
         for name in names:
             if TEMPORARY in name:
                 store.remove(f"{CLAIMS}/{name}")
