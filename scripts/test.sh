@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All tests in two passes: `make test`. Arguments go to pytest: make test ARGS="-k hang"
-# Both run on two cores. tests/integration starts whole jobs, which mostly wait: two at a time, dealt as each ends.
+# Both run on two cores, three tests at a time, as each waits now and then. tests/integration starts whole jobs.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 output=$(mktemp)
@@ -21,8 +21,8 @@ pass() {
 }
 
 selected=$(($# > 0))
-pass "pure and small" tests --ignore=tests/integration -n 2 --dist=loadfile "$@"
-pass "integration, real processes" tests/integration --timeout=120 -n 2 --dist=load "$@"
+pass "pure and small" tests --ignore=tests/integration -n 3 --dist=worksteal "$@"
+pass "integration, real processes" tests/integration --timeout=120 -n 3 --dist=load "$@"
 echo "== tests: ${SECONDS} s in all"
 printf '%s\n' "${closing[@]}"
 exit "$failed"

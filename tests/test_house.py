@@ -38,7 +38,8 @@ def segment() -> str:
 
 
 def test_leftovers_of_a_test_are_found_named_and_ended(pytester: pytest.Pytester, segment: str) -> None:
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
+    text = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+    pytester.makeconftest(re.sub(r"(?m)^SEGMENTS_GONE_WITHIN_S = .*$", "SEGMENTS_GONE_WITHIN_S = 3.0", text))
     for folder in ("integration", "pure"):
         (pytester.path / folder).mkdir()
     (pytester.path / "integration/test_leaks.py").write_text(LEAKS.replace("SEGMENT", segment), encoding="utf-8")

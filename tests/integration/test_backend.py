@@ -32,13 +32,11 @@ def test_every_operation(size: int, mode: str) -> None:
     run("backend_operations.py", size, mode)
 
 
-@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("scenario", ["ddp", "fsdp", "hsdp", "tensor", "pipeline", "checkpoint"])
-def test_models_train_as_on_gloo(scenario: str, size: int) -> None:
-    lines = run("backend_models.py", scenario, size)
-    assert len(lines) == size and all(line["moved"] for line in lines)
-    if size == 2:
-        assert all(line["same"] for line in lines), lines
+def test_models_train_as_on_gloo(scenario: str) -> None:
+    lines = run("backend_models.py", scenario, 2, 4)
+    assert [line["size"] for line in lines] == [2] * 2 + [4] * 4 and all(line["moved"] for line in lines)
+    assert all(line["same"] for line in lines if line["size"] == 2), lines
     assert max(line["worst"] for line in lines) <= TOLERANCE
 
 

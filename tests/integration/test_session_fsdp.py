@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(150)
 
 FOUR = ("--nproc-per-node", "4")
 SPARE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "2", "--standbys", "1")
-STEPS = 60
+STEPS = 50
 WARM = ("--preload", "torch.distributed.fsdp")
 
 
@@ -85,7 +85,7 @@ def test_deaths_at_any_moment(tmp_path: Path, undisturbed: list[Committed]) -> N
     dice = random.Random(4)
     with FsdpRun(tmp_path, *SPARE) as run:
         run.until_committed(5)
-        for _ in range(4):
+        for _ in range(3):
             run.until_standby()
             role = dice.randrange(4)
             before = run.until_members(4)[role]

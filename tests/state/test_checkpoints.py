@@ -237,6 +237,13 @@ def test_half_a_claim_goes_when_nobody_else_can_be_at_it(tmp_path: Path) -> None
         assert not half.exists() and (tmp_path / ".claims" / ours.name).exists()
 
 
+def test_half_a_name_of_the_newest_goes_with_the_next_save(tmp_path: Path) -> None:
+    tmp_path.joinpath(f"latest{layout.TEMPORARY}0123abcd").write_text("step-")
+    tmp_path.joinpath("of a person.tmp-1").touch()
+    save(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["latest", "of a person.tmp-1"]
+
+
 def test_an_owner_elsewhere_lives_while_it_renews() -> None:
     here = claims.ourselves()
     assert not claims.lives(here, "x") and not claims.lives(msgspec.structs.replace(here, began="1"), "x")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.state.claims import Claim, bury, claim, living
-from everstep.state.layout import COMPLETE, TEMPORARY, step_of
+from everstep.state.layout import COMPLETE, LATEST, TEMPORARY, step_of
 from everstep.state.store import Store
 
 if TYPE_CHECKING:
@@ -111,8 +111,12 @@ def sweep(store: Store, scan: Scan, older_than: int | None = None) -> tuple[str,
     gone = _leftovers(store, scan, older_than)
     for folder in gone:
         store.remove_folder(folder)
+    strays = [name for name in store.sizes("") if name.startswith(LATEST + TEMPORARY)]
     for step in scan.complete:
-        _stray_files(store, step.folder)
+        strays += [f"{step.folder}/{name}" for name in store.sizes(step.folder) if TEMPORARY in name]
+    if strays and not living(store, WRITING):  # half a file of a process that was killed in completing a step
+        for path in strays:
+            store.remove(path)
     return tuple(gone)
 
 
@@ -120,11 +124,3 @@ def _leftovers(store: Store, scan: Scan, older_than: int | None) -> list[str]:
     limit = max([step.manifest.step for step in scan.complete] + [older_than or 0])
     old = [folder for folder in scan.unfinished if (step_of(folder) or 0) < limit]
     return [folder for folder in old if _unread(store, folder) and not living(store, f"{WRITING}.{folder}")]
-
-
-def _stray_files(store: Store, folder: str) -> None:
-    """Half a file of a process that was killed while it completed the step, as another one has done."""
-    strays = [name for name in store.sizes(folder) if TEMPORARY in name]
-    if strays and not living(store, WRITING):
-        for name in strays:
-            store.remove(f"{folder}/{name}")

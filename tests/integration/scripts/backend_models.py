@@ -1,8 +1,8 @@
 """Train small models with torch's own ways of being parallel, on gloo and on everstep in turn, and compare.
 
-    python backend_models.py SCENARIO NUM_RANKS
+    python backend_models.py SCENARIO NUM_RANKS...
 
-Each rank prints what differed at most, as one line of JSON; 0.0 means that every bit is the same.
+Each rank of each size prints what differed at most, as one line of JSON; 0.0 means that every bit is the same.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def compare(scenario: str, rank: int, size: int, folder: str) -> None:
     theirs, ours = (on(backend, scenario, rank, size, folder) for backend in ("gloo", "everstep"))
     pairs = list(zip(theirs, ours, strict=True))
     line = {
+        "size": size,
         "same": all(torch.equal(a, b) for a, b in pairs),
         "worst": max(float((a - b).abs().max()) for a, b in pairs),
         "moved": max(float(a.abs().max()) for a in theirs) > 0,
@@ -195,8 +196,10 @@ def compare(scenario: str, rank: int, size: int, folder: str) -> None:
 
 
 def main() -> None:
-    scenario, size = sys.argv[1], int(sys.argv[2])
-    sys.exit(backend_ranks.fails(size, lambda rank, folder: compare(scenario, rank, size, folder)))
+    scenario, *sizes = sys.argv[1:]
+    for size in map(int, sizes):
+        if backend_ranks.fails(size, lambda rank, folder, size=size: compare(scenario, rank, size, folder)):
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ TOKEN = b"0123456789abcdef" * 4
 
 def fork(size: int, main: Callable[[int], None]) -> list[int]:
     """The PIDs of new processes, one for each rank."""
+    gc.freeze()  # what is imported stays: nobody needs to look through it
     children = []
     for rank in range(size):
         child = os.fork()
@@ -61,7 +63,10 @@ def fails(size: int, main: Callable[[int, str], None]) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        return int(any(wait(fork(size, lambda rank: main(rank, folder)))))
+        try:
+            return int(any(wait(fork(size, lambda rank: main(rank, folder)))))
+        finally:
+            tempfile.tempdir = None
 
 
 def init(backend: str, rank: int, size: int, folder: str, **options: object) -> None:
