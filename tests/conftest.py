@@ -20,6 +20,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 INTEGRATION = Path(__file__).parent / "integration"
+INTEGRATION_TIMEOUT_S = 120
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLE = "EVERSTEP_TEST_RUN"
 # What torch, multiprocessing and Everstep name theirs: others may work on this machine, too.
@@ -28,6 +29,12 @@ SEGMENTS_GONE_WITHIN_S = 15.0  # another worker of pytest has tests as well, whi
 GONE_WITHIN_S = 2.0  # workers must be gone within 2 s of their agent's death, so a test may end that much earlier
 # Helpers of Python's multiprocessing live as long as pytest does.
 EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(INTEGRATION) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(INTEGRATION_TIMEOUT_S))
 
 
 @pytest.fixture

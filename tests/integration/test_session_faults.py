@@ -217,6 +217,7 @@ def test_a_stop_is_at_the_same_step_and_waits_for_no_hung_member(tmp_path: Path)
         for name in ("together", "everybody"):
             run = runs[name]
             run.until_committed(20)
+            run.until_step(2)  # so much is heard where the step to stop at is chosen
             if name == "everybody":
                 assert signal_everybody(run, random.Random(4)) >= 3 + 3 * 2
                 assert run.wait() == 128 + signal.SIGTERM
