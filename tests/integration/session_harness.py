@@ -195,6 +195,9 @@ class SessionRun(LocalRun):
             steps = [line.step for line in lines]
             jumps = [(last, following) for last, following in itertools.pairwise(steps) if following != last + 1]
             assert len(jumps) <= restarts and all(following <= last for last, following in jumps), steps
+        metrics = self.directory / "metrics.jsonl"
+        logged = [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        assert logged == sorted({*logged}), "metrics of a step that is done again are there once"
         shares = self._shares(begun)
         by_step: dict[int, list[Line]] = defaultdict(list)
         for lines in commits.values():

@@ -147,6 +147,8 @@ class _Fold:
                 self._steps(entry.event)
             case e.StateRestored(_, step, _, lost):
                 self._restored(step, lost)
+            case e.SaveDurable(step):
+                summary.last_save_step = max(summary.last_save_step, step)
             case e.Alert():
                 self._alert(entry.event, entry.epoch)
             case e.JobEnded(code, why):

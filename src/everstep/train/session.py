@@ -17,10 +17,8 @@ raises itself is the script's.
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +45,7 @@ from everstep.train.channel import Channel
 from everstep.train.engine import Engine
 from everstep.train.inner import Both, Inner, library_of
 from everstep.train.keeping import Keeping
+from everstep.train.metrics import MetricsFile
 from everstep.train.randomness import reseed
 from everstep.train.reducer import Collective, Reducer
 from everstep.train.saving import Saving, saving_of
@@ -71,6 +70,7 @@ def session(
     """The job's session of this process.
 
     seed: of the randomness inside steps. log_file: `log` appends a JSON line a step to it; all members' nodes see it.
+    Of steps that are done again, what was written before moves to `log_file.redone`.
     library: what sums gradients, "nccl" or "gloo"; None: NCCL on its devices, Everstep's own collectives on the CPU.
     checkpoints: a folder or URL where the state is saved, and from which a later run of the script goes on; or a
     `Saving`, which says how often as well. None: under `everstep run` it is kept in the nodes' memory only.
@@ -93,7 +93,7 @@ class Session:
         saving: Saving | None = None,
     ) -> None:
         self.seed = seed
-        self._log_file = Path(log_file) if log_file is not None else None
+        self._metrics = MetricsFile(log_file) if log_file is not None else None
         self._objects: dict[str, Stateful] = {}
         self._keeping = Keeping(saving or Saving(), self._objects)
         self._current: Step | None = None
@@ -241,11 +241,10 @@ class Session:
         if step is None or not step.committed or self._engine.role:
             return
         numbers = {name: float(value) for name, value in values.items()}
-        if self._log_file is None:
+        if self._metrics is None:
             print(f"step {step.index + 1}  {'  '.join(f'{n} {v:.6g}' for n, v in numbers.items())}", flush=True)
-            return
-        with self._log_file.open("a") as file:
-            file.write(json.dumps({"step": step.index + 1, "time": time.time(), **numbers}) + "\n")
+        else:
+            self._metrics.write(step.index + 1, numbers)
 
     def save(self, *, memory_only: bool = False) -> None:
         """Save the state after the step under way, or the next one, to `checkpoints`; training goes on meanwhile.

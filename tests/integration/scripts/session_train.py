@@ -164,7 +164,8 @@ def main() -> None:
     faults = [Fault(text, args.out) for text in args.fault]
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
-    with everstep.session(seed=11, library=args.library, checkpoints=saving(args)) as run:
+    metrics = args.out / "metrics.jsonl"
+    with everstep.session(seed=11, log_file=metrics, library=args.library, checkpoints=saving(args)) as run:
         run.protect(model=model, optimizer=optimizer, schedule=schedule)
         at = {"step": -1, "role": -1}
 
@@ -211,6 +212,7 @@ def main() -> None:
                 schedule.step()
                 optimizer.zero_grad()
             if step.committed:
+                run.log(loss=total)
                 rate, state = optimizer.param_groups[0]["lr"], digest(model, optimizer)
                 write(commits, **deal, digest=state, lr=rate, norm=norm, loss=total, samples=samples, time=time.time())
             if comes("leave") or step.index == args.leave:
