@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from everstep.core.formation import Formation, Rollback, Seat
+from everstep.core.saves import Tier
 from everstep.train import protocol as p
 from everstep.train.commit import FINAL, Member, Phase
 from everstep.train.resolve import Stand
@@ -40,6 +41,7 @@ class Scenario(NamedTuple):
     stray_floor: bool = False  # the controller may know less than what was committed
     to_memory: tuple[int, ...] = ()  # steps which are kept in the vaults of nodes
     to_disk: tuple[int, ...] = ()
+    busy: tuple[int, ...] = ()  # steps at whose end the first member's last image is still on its way to other nodes
     node_deaths: bool = False  # a death may take the node's vault along
     damages: int = 0  # kept states that cannot be restored
     deaf: bool = False  # the controller never hears of a rollback
@@ -182,6 +184,8 @@ class Model:
         if not member.keep or member.stand.committed < 1 or index in world.fenced:
             return world
         role = member.formation.role_of(member.worker) or 0
+        hurried = member.keep is Tier.MEMORY and member.stand.committed in self.scenario.busy
+        claim(not hurried, "kept while the last image is on its way", member)
         image = Saved(member.stand.committed, member.stand.commit_epoch, role % member.shards, peer.history)
         return world._replace(keep=world.keep.saved(self.node(index), image, member.keep))
 

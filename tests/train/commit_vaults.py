@@ -64,11 +64,13 @@ class Keep(NamedTuple):
 
 
 def wish(scenario: Scenario, member: Member) -> Tier:
-    """What one member of all wants to be saved of the next commit: that counts for all."""
+    """What one member of all wants to be saved of the next commit: that counts for all, unless the first one is busy."""
     assert member.formation is not None
+    following = member.stand.committed + 1
+    if following in scenario.busy and member.formation.seats[0].worker == member.worker:
+        return Tier.BUSY
     if member.formation.seats[-1].worker != member.worker:
         return Tier.NOTHING
-    following = member.stand.committed + 1
     return Tier.DISK if following in scenario.to_disk else Tier(following in scenario.to_memory)
 
 

@@ -49,6 +49,7 @@ WORLDS = {
     "kept shards, one is damaged, who asks for seats hears of no rollback": Scenario(
         2, 2, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1, deaf=True
     ),
+    "kept when nobody is busy, all die": Scenario(2, 1, steps=2, deaths=2, to_memory=(1, 2), to_disk=(2,), busy=(1, 2)),
     "a shard twice, two deaths, one damage": Scenario(3, 1, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1),
 }
 
@@ -224,6 +225,10 @@ def floor_of_before_a_rollback_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "resolve", resolve_)
 
 
+def busy_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "agreed", max)
+
+
 SHARDED = Scenario(2, 1, steps=2, deaths=1, shards=2, to_memory=(1,))
 BROKEN: list[tuple[Patch, Scenario]] = [
     (some_voted, Scenario(2, blips=1)),
@@ -244,6 +249,7 @@ BROKEN: list[tuple[Patch, Scenario]] = [
     (live_state_given_up, SHARDED._replace(shards=1)),
     (each_restores_its_own_newest, SHARDED._replace(standbys=2, deaths=2, to_memory=(1, 2), to_disk=(1,))),
     (restores_are_not_compared, SHARDED._replace(damages=1)),
+    (busy_does_not_count, Scenario(2, blips=1, to_memory=(1,), busy=(1,))),
     (floor_of_before_a_rollback_counts, SHARDED._replace(blips=1, deaf=True)),
 ]
 

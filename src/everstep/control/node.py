@@ -214,8 +214,9 @@ class _Draft:
     def result(self) -> tuple[Node, list[Command]]:
         if self.node.report != self.before.report:
             self.set_report(seq=self.node.report.seq + 1)
-            last = bool(self.commands) and isinstance(self.commands[-1], Quit)  # first the report, then quit
-            self.commands.insert(len(self.commands) - last, Report(self.node.report))
+            places = [place for place, each in enumerate(self.commands) if isinstance(each, (CutSockets, Quit))]
+            # First the report: a cut may wait for a while, and nothing follows a quit.
+            self.commands.insert(min(places, default=len(self.commands)), Report(self.node.report))
         return self.node, self.commands
 
     def set(self, **changes: object) -> None:
