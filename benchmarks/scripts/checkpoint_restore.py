@@ -1,11 +1,10 @@
 """Saved state back into a new process, for benchmarks/checkpoint.py: `checkpoint_restore.py WAY FOLDER WIDTH LAYERS`.
 
 WAY "write" makes what the others read: a checkpoint of ours, one of `dcp.save`, a file of `torch.save`. The others time
-one restore: "disk" (ours), "own vault", "peer's vault", "dcp.load", "torch.load". The last line of output is JSON: the
-seconds, the bytes of the state, and how far the process's resident memory rose from before the model was built.
-
-What is on disk is dropped from the page cache before each. Of stock PyTorch only what is named is timed, into tensors
-that are there; of ours also finding the checkpoint, and making the optimizer's state.
+one restore: "disk" (ours), "own vault", "peer's vault", "dcp", "torch.load", all into a new model and an optimizer that
+has made no step; "disk, in place" and "dcp, in place" into tensors that are there, the optimizer's too, the second one
+the call of `dcp.load` alone. The last line of output is JSON: the seconds, the bytes of the state, and how far the
+process's resident memory rose from before the model was built. What is on disk is dropped from the page cache before.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_steps import trainer
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from everstep.state import capture, restore
 from everstep.state.client import Vault
@@ -68,8 +67,8 @@ def drop_cache(folder: Path) -> None:
             os.close(fd)
 
 
-def from_disk(folder: Path, width: int, layers: int) -> Callable[[], None]:
-    new = Trained(width, layers, stepped=False)
+def from_disk(folder: Path, width: int, layers: int, in_place: bool) -> Callable[[], None]:
+    new = Trained(width, layers, stepped=in_place)
 
     def work() -> None:
         with Checkpoints(folder / "ours").reading(STEP) as sources:
@@ -100,7 +99,20 @@ def from_vault(folder: Path, width: int, layers: int, pulls: bool) -> Callable[[
 
 
 def by_dcp(folder: Path, width: int, layers: int) -> Callable[[], None]:
-    state = Trained(width, layers, stepped=False).state()
+    """As its documentation has it."""
+    new = Trained(width, layers, stepped=False)
+
+    def work() -> None:
+        state = new.state()
+        dcp.load(state, checkpoint_id=folder / "dcp")
+        weights, moments = state["model"], state["optimizer"]
+        set_state_dict(new.model, new.optimizer, model_state_dict=weights, optim_state_dict=moments)
+
+    return work
+
+
+def by_dcp_in_place(folder: Path, width: int, layers: int) -> Callable[[], None]:
+    state = Trained(width, layers, stepped=True).state()
     return lambda: dcp.load(state, checkpoint_id=folder / "dcp")
 
 
@@ -116,10 +128,12 @@ def by_torch(folder: Path, width: int, layers: int) -> Callable[[], None]:
 
 
 WAYS: dict[str, Callable[[Path, int, int], Callable[[], None]]] = {
-    "disk": from_disk,
+    "disk": lambda *args: from_disk(*args, in_place=False),
+    "disk, in place": lambda *args: from_disk(*args, in_place=True),
     "own vault": lambda *args: from_vault(*args, pulls=False),
     "peer's vault": lambda *args: from_vault(*args, pulls=True),
-    "dcp.load": by_dcp,
+    "dcp": by_dcp,
+    "dcp, in place": by_dcp_in_place,
     "torch.load": by_torch,
 }
 

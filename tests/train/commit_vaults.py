@@ -64,7 +64,7 @@ class Keep(NamedTuple):
 
 
 def wish(scenario: Scenario, member: Member) -> Tier:
-    """What one member of all wants to be saved of the next commit: that counts for all, unless the first one is busy."""
+    """What one of all wants to be saved of the next commit: that counts for all, unless the first one is busy."""
     assert member.formation is not None
     following = member.stand.committed + 1
     if following in scenario.busy and member.formation.seats[0].worker == member.worker:
