@@ -20,7 +20,7 @@ from everstep.core.types import Action, Activity, Directive, EpochPlan, Member, 
 from everstep.testing.schedules import play, play_many
 
 Patch = Callable[[pytest.MonkeyPatch], None]
-SEEDS_TO_CATCH = 300
+SEEDS_TO_CATCH = 500
 
 
 def test_invariants_hold_and_jobs_recover() -> None:

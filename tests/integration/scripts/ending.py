@@ -56,8 +56,9 @@ def take_term(how: str, seconds: float) -> None:
 def ready() -> None:
     """Tell the others, by a file, and wait until all of them are there."""
     attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-    with open(f"ready-{attempt}-{rank}", "w"):
-        print(f"rank {rank} is ready in attempt {attempt}", flush=True)
+    print(f"rank {rank} is ready in attempt {attempt}", flush=True)
+    with open(f"ready-{attempt}-{rank}", "x"):
+        pass
     while not all(os.path.exists(f"ready-{attempt}-{r}") for r in range(int(os.environ["WORLD_SIZE"]))):
         time.sleep(0.01)
 
