@@ -75,28 +75,34 @@ def row(c: Claim) -> str:
 
 
 def plot(claims: list[Claim], path: Path) -> None:
-    """Pairs of bars on a logarithmic axis of seconds; each has its name."""
+    """Of each claim that has a bar to hold: ours, and every peer's, on a logarithmic axis of seconds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [c for c in claims if c.unit == "s"]
-    figure, axes = pyplot.subplots(figsize=(9, 0.8 * len(rows) + 1.4))
-    for place, claim in enumerate(reversed(rows)):
-        for shift, value, colour, who in (
-            (0.18, claim.value, "#0072b2", "Everstep"),
-            (-0.18, claim.peer_value, "#d55e00", claim.peer),
-        ):
-            axes.barh(place + shift, value, 0.34, color=colour)
-            axes.text(value * 1.05, place + shift, f"{value:.3g} s, {who}", va="center", fontsize=10)
-    axes.set_yticks(range(len(rows)), [c.claim for c in reversed(rows)], fontsize=10)
+    groups: dict[str, list[Claim]] = {}
+    for claim in claims:
+        if claim.unit == "s" and claim.bar:
+            groups.setdefault(claim.claim, []).append(claim)
+    bars: list[tuple[float | None, str, str, str]] = []  # seconds, colour, text, claim
+    for name, rows in groups.items():
+        bars.append((rows[0].value, "#0072b2", "Everstep", name))
+        bars += [(row.peer_value, "#d55e00", row.peer.rstrip(", "), "") for row in rows]
+        bars.append((None, "", "", ""))
+    figure, axes = pyplot.subplots(figsize=(9, 0.22 * len(bars) + 1))
+    for place, (value, colour, who, _) in enumerate(reversed(bars)):
+        if value is not None:
+            axes.barh(place, value, 0.9, color=colour)
+            axes.text(value * 1.07, place, f"{value:.3g} s, {who}", va="center", fontsize=9)
+    named = [(place, name) for place, (*_, name) in enumerate(reversed(bars)) if name]
+    axes.set_yticks(*zip(*named, strict=True), fontsize=9)
     axes.set_xscale("log")
     axes.set_xlabel("seconds, less is better")
-    axes.margins(x=0.25, y=0.02)
+    axes.margins(x=0.25, y=0.01)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(path, dpi=100, bbox_inches="tight")
 
 
 if __name__ == "__main__":
