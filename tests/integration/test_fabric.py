@@ -37,7 +37,7 @@ def test_abort_reaches_all_and_the_survivors_go_on(how: str, mode: str) -> None:
     result = play(how, mode)
     assert result["sums"] == [36.0] * 8 and result["early"] == []
     assert [answer[:2] for answer in result["broken"]] == [["broken", 1]] * 7
-    assert max(result["ms_after_abort"]) < 200
+    assert max(result["ms_after_abort"]) < 2000  # benchmarks/collectives.py measures it: 4 on a quiet machine
     assert not result["opened"], "survivors opened connections"
     assert result["next_sums"] == [28.0] * 7
     assert result["next_p2p"] == [None, 5000.0, None, 0.0]
