@@ -29,6 +29,12 @@ def test_numbers_of_a_run_with_a_crash_and_a_hang(journal: list[e.Entry]) -> Non
     assert summary.nodes == {"node0": "", "node1": ""}
 
 
+def test_a_sessions_last_save_is_the_newest_durable_one(journal: list[e.Entry]) -> None:
+    last = journal[-1]
+    saves = [msgspec.structs.replace(last, n=last.n + i, event=e.SaveDurable(at)) for i, at in enumerate((90, 80), 1)]
+    assert summarize([*journal, *saves]).last_save_step == 90
+
+
 def test_incidents_carry_cause_collateral_evidence_and_cost(journal: list[e.Entry]) -> None:
     crash, hang = summarize(journal).incidents
     assert (crash.id, crash.kind, crash.outcome, crash.redone_steps) == ("I001", "crash", "recovered", 10)

@@ -191,7 +191,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent to handle
     channel = socket.socket(fileno=arguments.fd)
     before, started = open_fds(), time.monotonic()
-    gc.disable()  # imports keep nearly all they make: looking through it again and again is a third of their time
+    gc.disable()  # imports keep nearly all they make: looking through it again and again is a quarter of their time
     importlib.import_module("torch")
     boot.prepare()  # before the preloads: what they take from torch by name is hooked too
     for name in filter(None, arguments.preload.split(",")):
