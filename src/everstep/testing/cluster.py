@@ -14,10 +14,10 @@ from everstep.control import lifecycle
 from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
 from everstep.core import events as e
 from everstep.core.types import Action, Activity, Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
+from everstep.core.virtual import VirtualClock
 from everstep.detect.blame import LATE_S
 from everstep.testing import trace
 from everstep.testing.actors import SimAgent
-from everstep.testing.clock import VirtualClock
 from everstep.testing.network import DOWN, UP, Connection, Message, Wire
 from everstep.testing.rounds import Rounds
 from everstep.testing.sessions import COLLATERAL
