@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import NamedTuple
 
 import msgspec
 
@@ -56,6 +57,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 0  # the same failure, this one included
     crash_loop: int = 3
     restarts_left: int = 1
+    tried: tuple[Action, ...] = ()  # in this incident, in vain
+
+
+class Price(NamedTuple):
+    """What an action loses, for a job of some size."""
+
+    down_s: float  # nobody makes a step
+    redone: float  # steps that are made again
+    missing: float  # part of the throughput, afterwards
+    until_s: float  # for this long
 
 
 def decide(situation: Situation, costs: Costs, allowed: Collection[Action] = ALL) -> Decision:
@@ -65,16 +76,20 @@ def decide(situation: Situation, costs: Costs, allowed: Collection[Action] = ALL
     # To stop is for when nothing else can be done: whatever a stop costs, the job's work is worth more.
     going_on = [each for each in possible if each.action is not Action.STOP]
     best = min(going_on or possible, key=lambda each: each.loss_s)
-    others = sorted((each for each in weighed if each is not best), key=lambda each: each.loss_s if each.feasible else math.inf)
+    others = sorted((each for each in weighed if each is not best), key=_rank)
     target = _tier(situation).name if best.action in (Action.ROLL_BACK, Action.RESTART) else situation.target
     return Decision(best.action, best.loss_s, best.why, target, tuple(others))
 
 
+def _rank(weighed: Alternative) -> float:
+    return weighed.loss_s if weighed.feasible else math.inf
+
+
 def _weigh(action: Action, situation: Situation, costs: Costs) -> Alternative:
-    why_not = _why_not(action, situation)
-    if why_not:
-        return Alternative(action, -1.0, why_not)
-    down_s, redone, missing, until_s = _parts(action, situation, costs)
+    hindrance = why_not(action, situation)
+    if hindrance:
+        return Alternative(action, -1.0, hindrance)
+    down_s, redone, missing, until_s = price(action, situation, costs)
     workers = situation.workers
     loss_s = workers * (down_s + redone * situation.step_s + missing * until_s)
     why = f"{_round(down_s)} s down"
@@ -92,41 +107,43 @@ def _round(seconds: float) -> str:
 # What an action loses ---------------------------------------------------------------------------------
 
 
-def _parts(action: Action, s: Situation, costs: Costs) -> tuple[float, float, float, float]:
-    """(downtime, steps made again, part of the throughput that is missing, for how long)."""
+def price(action: Action, s: Situation, costs: Costs) -> Price:
+    """What an action loses, one that can be done."""
     down_s = 0.0 if action is Action.RESCHEDULE else costs.seconds(action, s.workers)
     redone = 0.0 if s.kind in PLANNED else 0.5  # a fault hits the middle of a step, on average
     repair_s = s.rest_s if s.kind == "slow" else _repair_s(s, costs)
     match action:
         case Action.LEAVE:
-            return down_s, 0.0, 1 - 1 / s.slowdown, s.rest_s
+            return Price(down_s, 0.0, 1 - 1 / s.slowdown, s.rest_s)
         case Action.REROUTE:
-            return down_s, redone, 1 - 1 / _rerouted(s), repair_s
+            return Price(down_s, redone, 1 - 1 / _rerouted(s), repair_s)
         case Action.TAKE_OVER:
-            return down_s, redone, 1 - 1 / TAKE_OVER_SLOWDOWN, repair_s
+            return Price(down_s, redone, 1 - 1 / TAKE_OVER_SLOWDOWN, repair_s)
         case Action.SHRINK:  # and once more the time to grow, when somebody is there again
-            return down_s + costs.seconds(Action.GROW, s.workers), redone, _missing(s), repair_s
+            return Price(down_s + costs.seconds(Action.GROW, s.workers), redone, _missing(s), repair_s)
         case Action.REPARTITION:
-            return down_s, redone, s.failed / s.workers, repair_s
+            return Price(down_s, redone, s.failed / s.workers, repair_s)
         case Action.ROLL_BACK:
             tier = _tier(s)
-            return down_s + tier.load_s, tier.lost_steps, 0.0, 0.0
+            return Price(down_s + tier.load_s, tier.lost_steps, 0.0, 0.0)
+        case Action.RESCHEDULE:  # nobody is missing afterwards: the job waited
+            wait_s = costs.seconds(NODE, s.workers)
+            if s.in_steps and s.copies:
+                return Price(wait_s + costs.seconds(PROCESS, s.workers), redone, 0.0, 0.0)
+            again = _restart(s, costs)
+            return Price(wait_s + again.down_s, again.redone, 0.0, 0.0)
+        case Action.RESTART if s.places + s.spares < s.failed:  # it goes on smaller, and grows by another restart
+            once = _restart(s, costs)
+            return Price(2 * once.down_s, once.redone, s.failed / s.workers, costs.seconds(NODE, s.workers))
         case Action.RESTART:
             return _restart(s, costs)
-        case Action.RESCHEDULE:
-            down_s, redone, _, _ = _restart(s, costs)
-            again = costs.seconds(PROCESS, s.workers) if s.in_steps and s.copies else down_s
-            return costs.seconds(NODE, s.workers) + again, 0.5 if s.in_steps and s.copies else redone, 0.0, 0.0
         case _:
-            return down_s, redone, 0.0, 0.0
+            return Price(down_s, redone, 0.0, 0.0)
 
 
-def _restart(s: Situation, costs: Costs) -> tuple[float, float, float, float]:
-    """Whoever cannot be seated again on its node is missing until there is another one, which takes a restart more."""
-    tier, down_s = _tier(s), costs.seconds(Action.RESTART, s.workers)
-    if s.places + s.spares >= s.failed:
-        return down_s + tier.load_s, tier.lost_steps, 0.0, 0.0
-    return 2 * (down_s + tier.load_s), tier.lost_steps, s.failed / s.workers, costs.seconds(NODE, s.workers)
+def _restart(s: Situation, costs: Costs) -> Price:
+    tier = _tier(s)
+    return Price(costs.seconds(Action.RESTART, s.workers) + tier.load_s, tier.lost_steps, 0.0, 0.0)
 
 
 def _tier(s: Situation) -> Tier:
@@ -157,16 +174,18 @@ def _rerouted(s: Situation) -> float:
 # What cannot be done ----------------------------------------------------------------------------------
 
 
-def _why_not(action: Action, s: Situation) -> str:
+def why_not(action: Action, s: Situation) -> str:
     """Empty: it can be done."""
     if action is Action.STOP:
         return ""
+    if action is Action.LEAVE:
+        return "" if s.kind == "slow" else "nobody goes on by itself"
     if s.repeats >= s.crash_loop:
         return f"the same failure {s.repeats} times: it would come again"
     if s.restarts_left <= 0:
         return "no restart is left"
-    if action is Action.LEAVE:
-        return "" if s.kind == "slow" else "nobody goes on by itself"
+    if action in s.tried:
+        return "it was tried, in vain"
     if action is Action.GROW:
         return "" if s.kind == "grow" else "nobody came"
     if s.kind == "grow":
