@@ -27,6 +27,7 @@ COMMANDS = {
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
     "save": ("everstep.cli.save:save", "Save the state of a running job to its checkpoints, now."),
     "schedules": ("everstep.cli.replay:schedules", "Play random faults against the control plane on a virtual clock."),
+    "sim": ("everstep.cli.sim:app", "Simulate a job on a failing cluster: what it costs, and what helps."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),
 }
 

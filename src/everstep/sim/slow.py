@@ -1,0 +1,78 @@
+"""Members that are slow for a while: the ladder of plan.escalation, climbed in simulated time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from everstep.core import events as e
+from everstep.core.decisions import Action
+from everstep.core.types import Blame
+from everstep.plan.escalation import Rung, ladder
+from everstep.sim.chance import exponential
+from everstep.sim.scenario import Failures
+
+if TYPE_CHECKING:
+    from everstep.sim.engine import Engine
+
+
+class SlowNodes:
+    """Who is slow now, and what is done about it. A phase is known by its number: nodes are slow more than once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.phases: dict[int, int] = {}  # node -> number of its phase
+        self.count = 0
+
+    def began(self, node: int, spec: Failures) -> None:
+        engine = self.engine
+        self.count += 1
+        self.phases[node] = self.count
+        engine.books.slow[node] = spec.slowdown
+        engine.books.changed()
+        engine.clock.after(exponential(engine.chance, spec.lasts_s), self._ended, node, self.count)
+        engine.clock.after(engine.strategy.slow_detect_s, self._found, node, self.count)
+
+    def _is_slow(self, node: int, phase: int) -> bool:
+        return self.phases.get(node) == phase and node in self.engine.books.slow
+
+    def _ended(self, node: int, phase: int) -> None:
+        if self._is_slow(node, phase):
+            self.engine.settle()
+            del self.engine.books.slow[node], self.phases[node]
+            self.engine.books.changed()
+
+    def _found(self, node: int, phase: int) -> None:
+        """The detector is sure. The first rung is due once the phase has cost as much as it would."""
+        if self._is_slow(node, phase):
+            engine = self.engine
+            number = engine.got.incidents.total() + 1
+            engine.got.incidents["slow"] += 1
+            blame = (Blame(-1, f"n{node}", "slow"),)
+            engine.say(e.IncidentOpened(f"i{number}", "slow", blame, f"{engine.books.slow[node]:.2f} times slower"))
+            self._plan(node, phase, 0, f"i{number}")
+
+    def _plan(self, node: int, phase: int, taken: int, incident: str) -> None:
+        engine = self.engine
+        slowdown = engine.books.slow[node]
+        situation = engine.situation("slow", 1, 0, f"n{node}", slowdown)
+        rungs = ladder(situation, engine.costs, engine.system.actions)
+        if taken < len(rungs) and slowdown > 1:
+            due_s = rungs[taken].cost / (situation.workers * (1 - 1 / slowdown))
+            engine.clock.after(due_s, self._climb, node, phase, taken, rungs[taken], incident)
+
+    def _climb(self, node: int, phase: int, taken: int, rung: Rung, incident: str) -> None:
+        engine = self.engine
+        if not self._is_slow(node, phase) or engine.fleet.seat_of(node) < 0:
+            return
+        if engine.books.phase.name != "RUN":  # something else is under way
+            engine.clock.after(60.0, self._climb, node, phase, taken, rung, incident)
+            return
+        engine.settle()
+        situation = engine.situation("slow", 1, 0, f"n{node}", engine.books.slow[node])
+        if rung.action is Action.REROUTE:
+            engine.got.actions[rung.action] += 1
+            engine.books.slow[node] = 1 / (1 - rung.residual)
+            engine.books.changed()
+            self._plan(node, phase, taken + 1, incident)
+        elif situation.standbys or rung.action not in (Action.PROMOTE, Action.EVICT):
+            engine.take_out([node], "slow", engine.cluster.repair_s, alive=True)
