@@ -31,7 +31,7 @@ WORKER_SIDE = {
 }
 
 # Files of the brain which import an extra's package when they are asked to, never on import: path -> package.
-OPTIONAL = {"src/everstep/observe/plot.py": "matplotlib"}
+OPTIONAL = {"src/everstep/observe/plot.py": "matplotlib", "src/everstep/cli/plan_plot.py": "matplotlib"}
 
 # time.sleep is forbidden in src but here: path -> why.
 SLEEPS = {

@@ -24,6 +24,7 @@ COMMANDS = {
     "ckpt": ("everstep.cli.ckpt:app", "List, check, compare, export, reshape and prune checkpoints."),
     "drain": ("everstep.cli.drain:drain", "Take a node or a worker out of a running job; the others go on."),
     "ledger": ("everstep.cli.ledger:ledger", "Show which samples the committed steps of a job consumed."),
+    "plan": ("everstep.cli.plan:plan", "Recommend intervals, copies, standbys and strategy for a job, with its ETTR."),
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
     "save": ("everstep.cli.save:save", "Save the state of a running job to its checkpoints, now."),
     "schedules": ("everstep.cli.replay:schedules", "Play random faults against the control plane on a virtual clock."),

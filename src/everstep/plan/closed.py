@@ -29,6 +29,44 @@ def ettr_linear(mttf: float, interval_s: float, recovery_s: float) -> float:
     return 1 - (recovery_s + interval_s / 2) / mttf
 
 
+def two_level_efficiency(
+    period_s: float, per_outer: float, cost_s: tuple[float, float], rate: tuple[float, float], down_s: tuple[float, float]
+) -> float:
+    """Useful part of the time with two tiers of saves: inner ones every `period_s`, an outer one every `per_outer` of it.
+
+    Each pair is (inner, outer): what a save costs (within the period; an outer one's is spread over its inner
+    periods), failures a second that go back to that tier, downtime after each, without failures in it. With rates of
+    (1 / mean, 0) it is `plan.interval.efficiency` without recovery.
+    """
+    total = rate[0] + rate[1]
+    if total <= 0:
+        return 1 - (cost_s[0] + cost_s[1] / per_outer) / period_s
+    fails = -math.expm1(-total * period_s)
+    again = fails * rate[0] / total  # the inner period is made once more
+    attempts_s = (fails / total + again * down_s[0]) / (1 - again)  # in one inner period, until it is through or lost
+    through = (1 - fails) / (1 - again)
+    log_all = per_outer * math.log(through)  # through all inner periods of an outer one
+    if log_all < -700:
+        return 0.0
+    lost = -math.expm1(log_all)  # an outer failure: all of them anew
+    begun = lost / (1 - through) if through < 1 else per_outer  # inner periods begun until the outer one is through or lost
+    whole_s = (attempts_s * begun + lost * down_s[1]) / math.exp(log_all)
+    return (per_outer * (period_s - cost_s[0]) - cost_s[1]) / whole_s
+
+
+def erlang_b(servers: int, load: float) -> float:
+    """That all are taken when one more is needed: `load` is (needs a second) x (seconds that each is taken)."""
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = load * blocked / (number + load * blocked)
+    return blocked
+
+
+def gamma_quantile(shape: float, z: float) -> float:
+    """Of a Gamma distribution with mean 1, by its standard normal deviate `z` (Wilson and Hilferty)."""
+    return max(0.0, 1 - 1 / (9 * shape) + z / (3 * math.sqrt(shape))) ** 3
+
+
 def bubble_1f1b(stages: int, micro_batches: int) -> float:
     """Idle part of a pipeline's time, for GPipe and 1F1B with equal stages."""
     return (stages - 1) / (micro_batches + stages - 1)
