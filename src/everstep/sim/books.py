@@ -154,7 +154,7 @@ class Books:
 
     def roll_back(self, now: float, to: Save | None = None) -> int:
         """To what is durable: steps that are made again."""
-        steps, worth = self.progress.roll_back(now, to)
+        steps, worth = self.progress.roll_back(now, to, keeps_part=self.holds)
         self.buckets.move(Bucket.PRODUCTIVE, Bucket.REDONE, worth)
         self.steps_redone += steps
         return steps
@@ -190,4 +190,4 @@ def _progress(system: Preset, saves: Saves | None, step_s: float) -> Progress:
     every = saving.every_steps
     if not every and saving.every_s:
         every = max(1, round((saving.every_s - saving.cost_s) / step_s))
-    return Progress(every, saving.cost_s, saves.durable_s if saves else 0.0)
+    return Progress(every, saving.cost_s, saves.durable_s if saves else 0.0, bool(saves and saves.aligned))

@@ -20,7 +20,7 @@ from everstep.core.virtual import VirtualClock
 from everstep.plan.costs import PROCESS
 from everstep.plan.policy import Situation, Tier, decide
 from everstep.sim.arrivals import ALIVE, NOBODY, Replay, Source, is_transient, source
-from everstep.sim.books import Books, Phase, shape
+from everstep.sim.books import LAWS, Books, Phase, shape
 from everstep.sim.buckets import Bucket
 from everstep.sim.chance import Chance
 from everstep.sim.fleet import Fleet
@@ -82,6 +82,8 @@ class Engine:
         self.began = (0.0, 0)  # of the epoch: when, and after how many steps
         self.sources = [self._source(spec) for spec in scenario.failures]
         self._sink = sink
+        self._decisions: dict[Situation, Decision] = {}  # of situations that were seen before
+        self._owed: list[tuple[Bucket, float]] = []  # parts of a pause that a wait interrupted, and their lengths
 
     def run(self) -> Result:
         until = self.scenario.until_s
@@ -248,9 +250,10 @@ class Engine:
         self._seen()
         blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8])
         self.say(e.IncidentOpened(incident.id, kind, blame, cause))
-        self.act(incident, self.decided(incident, self.situation(kind, failed, places, name(nodes[0]))), mark)
+        decision = self.decided(incident, self.situation(kind, failed, places), name(nodes[0]))
+        self.act(incident, decision, mark)
 
-    def situation(self, kind: str, failed: int, places: int, target: str = "", slowdown: float = 1.0) -> Situation:
+    def situation(self, kind: str, failed: int, places: int, slowdown: float = 1.0) -> Situation:
         fleet, per_node = self.fleet, self.cluster.accelerators_per_node
         stages, micro_batches = shape(self.job)
         progress, saving = self.books.progress, self.system.saving
@@ -260,7 +263,7 @@ class Engine:
         seated = fleet.present + (0 if alive and kind != "drain" else failed - places)
         least = max(self.job.min_nodes, self.job.min_replicas * fleet.per_replica) * per_node
         return Situation(
-            kind=kind, target=target, workers=max(1, seated) * per_node, failed=failed * per_node,
+            kind=kind, workers=max(1, seated) * per_node, failed=failed * per_node,
             gone=not alive, in_steps=self.in_steps, fixed=self.job.fixed, least=least if self.job.law != "table" else
             self.job.min_nodes * per_node, copies=1 if fleet.replicas > 1 or self.job.law != "action" else 0,
             standbys=waits, places=places * per_node,
@@ -270,9 +273,14 @@ class Engine:
             step_s=max(self.books.step_s(), 1e-9), slowdown=slowdown,
         )  # fmt: skip
 
-    def decided(self, incident: Incident, situation: Situation) -> Decision:
-        decision = decide(situation, self.costs, self.system.actions)
-        self.say(e.Decided(incident.id, decision))
+    def decided(self, incident: Incident, situation: Situation, target: str) -> Decision:
+        """The policy's answer. It is asked once for all nodes that are in the same situation."""
+        decision = self._decisions.get(situation)
+        if decision is None:
+            decision = self._decisions[situation] = decide(situation, self.costs, self.system.actions)
+        if self._sink is not None:
+            named = decision if decision.target else msgspec.structs.replace(decision, target=target)
+            self.say(e.Decided(incident.id, named))
         return decision
 
     def act(self, incident: Incident, decision: Decision, mark: Save | None = None) -> None:
@@ -287,7 +295,7 @@ class Engine:
             return
         workers = self.fleet.seats * self.cluster.accelerators_per_node
         down_s = seconds_of(self.scenario, self.costs.seconds(action, workers), action, self.fleet.present)
-        if self.books.phase is Phase.RUN and not incident.alive and self.strategy.loses == "step":
+        if self.books.phase is Phase.RUN and not incident.alive and self.strategy.loses == "step" and not self.books.holds:
             self.books.undo_part()
         if (mark is not None or action in GOES_BACK) and not incident.alive:
             incident.redone = self.books.roll_back(self.now, mark)
@@ -328,6 +336,13 @@ class Engine:
     # Phases ---------------------------------------------------------------------------------------------
 
     def wait(self) -> None:
+        """What is left of a pause comes after the wait, if pauses queue."""
+        at = self.now
+        if self.strategy.overlap == "queue" and self.books.phase is Phase.PAUSE:
+            for bucket, until in self.books.pauses:
+                if until > at:
+                    self._owed.append((bucket, until - at))
+                    at = until
         self.books.phase, self.books.pauses = Phase.WAIT, []
         self.token += 1
 
@@ -338,6 +353,7 @@ class Engine:
         at = books.pauses[-1][1] if queued and books.pauses else self.now
         if not queued:
             books.pauses = []
+        parts, self._owed = [*self._owed, *parts], []
         for bucket, span_s in parts:
             at += span_s
             books.pauses.append((bucket, at))
@@ -368,6 +384,7 @@ class Engine:
     def _switch(self, incident: Incident) -> None:
         """What was made ready while the job worked on takes over. The step under way is lost."""
         self.settle()
+        self.books.progress.release(self.now)
         self.books.undo_part()
         self.books.switched()
         self._close(incident, "recovered")

@@ -27,13 +27,17 @@ class Pace(NamedTuple):
 
 
 class Progress:
-    """Committed steps, the part of the next one, and the saves. `every`: steps between saves; 0: none."""
+    """Committed steps, the part of the next one, and the saves. `every`: steps between saves; 0: none.
 
-    def __init__(self, every: int = 0, stall_s: float = 0.0, durable_s: float = 0.0) -> None:
-        self.every, self.stall_s, self.durable_s = every, stall_s, durable_s
+    aligned: saves come at every so many steps ever made, whatever was saved between; else counted from the last one.
+    """
+
+    def __init__(self, every: int = 0, stall_s: float = 0.0, durable_s: float = 0.0, aligned: bool = False) -> None:
+        self.every, self.stall_s, self.durable_s, self.aligned = every, stall_s, durable_s, aligned
         self.steps = 0
         self.part = 0.0  # of the next step
         self.since = 0  # steps since the last save
+        self.urgent = False  # one follows the next step
         self.stalled_s = 0.0  # of the save under way
         self.saving = False
         self.worth = 0.0
@@ -49,7 +53,7 @@ class Progress:
             if self.saving:
                 used = self._stall(at, left)
                 stalls += used
-            elif self.every and not self.since and not self.part and left >= self._cycle_s(pace):
+            elif self.every and not self.since and not self.part and not self.urgent and left >= self._cycle_s(pace):
                 used, stalled = self._cycles(at, left, pace)
                 stalls += stalled
             else:
@@ -63,13 +67,15 @@ class Progress:
         self.worth -= lost
         return lost
 
-    def roll_back(self, now: float, to: Save | None = None) -> tuple[int, float]:
+    def roll_back(self, now: float, to: Save | None = None, keeps_part: bool = False) -> tuple[int, float]:
         """Back to the newest durable save, or to this one: steps lost, and the worth of all that is undone."""
-        lost = self.drop_part()
+        lost = 0.0 if keeps_part else self.drop_part()
         target = to or self.durable(now)
         self.kept = [save for save in self.kept if save.steps <= target.steps and save.durable_at_s <= now]
-        steps, lost = self.steps - target.steps, lost + self.worth - target.worth
-        self.steps, self.worth, self.since, self.saving = target.steps, target.worth, 0, False
+        steps, lost = self.steps - target.steps, lost + self.worth - self.part_worth - target.worth
+        self.steps, self.worth = target.steps, target.worth + self.part_worth
+        if not self.aligned:
+            self.since, self.saving = 0, False
         return steps, lost
 
     def durable(self, now: float) -> Save:
@@ -78,9 +84,14 @@ class Progress:
         del self.kept[:newest]
         return self.kept[0]
 
+    def release(self, now: float) -> None:
+        """Steps go on before the save under way is through; it ends in the background."""
+        if self.saving:
+            self._saved(now + self.stall_s - self.stalled_s)
+
     def save_next(self) -> None:
         """A save follows the next step, whatever the interval says."""
-        self.since = max(self.since, self.every - 1)
+        self.urgent = bool(self.every)
 
     def _cycle_s(self, pace: Pace) -> float:
         return self.every * pace.step_s + self.stall_s
@@ -102,7 +113,7 @@ class Progress:
 
     def _step(self, left: float, pace: Pace) -> float:
         """Steps up to the next save, or as far as the time goes."""
-        want = self.every - self.since - self.part if self.every else math.inf
+        want = (1 if self.urgent else self.every - self.since) - self.part if self.every else math.inf
         made = min(want, left / pace.step_s)
         whole = self.part + made
         count = int(whole + EPSILON)
@@ -112,14 +123,18 @@ class Progress:
         self.part_worth = self.part * pace.worth if count else self.part_worth + made * pace.worth
         if self.every:
             self.since += count
-            self.saving = self.since >= self.every
+            self.saving = self.since >= self.every or (self.urgent and count > 0)
         return left if made < want else min(left, made * pace.step_s)
 
     def _stall(self, now: float, left: float) -> float:
         used = min(left, self.stall_s - self.stalled_s)
         self.stalled_s += used
         if self.stalled_s >= self.stall_s - EPSILON:
-            self.kept.append(Save(now + used + self.durable_s, self.steps, self.worth))
-            self.saves += 1
-            self.since, self.stalled_s, self.saving = 0, 0.0, False
+            self._saved(now + used)
         return used
+
+    def _saved(self, at_s: float) -> None:
+        self.kept.append(Save(at_s + self.durable_s, self.steps, self.worth))
+        self.saves += 1
+        self.since = self.since % self.every if self.aligned else 0
+        self.stalled_s, self.saving, self.urgent = 0.0, False, False

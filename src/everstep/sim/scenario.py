@@ -69,6 +69,7 @@ class Saves(Group, frozen=True):
     load_s: Seconds = 0.0
     durable_s: Seconds = 0.0  # from the end of the stall
     after_restart: bool = False  # one more after the first step
+    aligned: bool = False  # at step numbers, however often one was saved between
 
 
 class Failures(Group, frozen=True):

@@ -54,7 +54,7 @@ class SlowNodes:
     def _plan(self, node: int, phase: int, taken: int, incident: str) -> None:
         engine = self.engine
         slowdown = engine.books.slow[node]
-        situation = engine.situation("slow", 1, 0, f"n{node}", slowdown)
+        situation = engine.situation("slow", 1, 0, slowdown)
         rungs = ladder(situation, engine.costs, engine.system.actions)
         if taken < len(rungs) and slowdown > 1:
             due_s = rungs[taken].cost / (situation.workers * (1 - 1 / slowdown))
@@ -68,7 +68,7 @@ class SlowNodes:
             engine.clock.after(60.0, self._climb, node, phase, taken, rung, incident)
             return
         engine.settle()
-        situation = engine.situation("slow", 1, 0, f"n{node}", engine.books.slow[node])
+        situation = engine.situation("slow", 1, 0, engine.books.slow[node])
         if rung.action is Action.REROUTE:
             engine.got.actions[rung.action] += 1
             engine.books.slow[node] = 1 / (1 - rung.residual)
