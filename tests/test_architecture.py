@@ -43,6 +43,7 @@ SLEEPS = {
 PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
+    "src/everstep/sim/",
     "src/everstep/control/changes.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/draft.py",

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import App, Parameter
 
 from everstep.core.errors import UsageError
+from everstep.core.events import AnyEvent
 
 app = App(name="sim", help="Simulate a job on a failing cluster: what it costs, and what helps.", version_flags=[])
 Flag = Annotated[bool, Parameter(negative=())]
@@ -72,7 +73,9 @@ def compare(
         for name in strategies.split(",") if strategies else [""]:
             extra = (f"strategy.preset={name}",) if name else ()
             made = cases_of(path, seed, (*set, *extra), ())
-            cases += [case._replace(tree={**case.tree, "name": name or case.tree.get("name", path.stem)}) for case in made]
+            cases += [
+                case._replace(tree={**case.tree, "name": name or case.tree.get("name", path.stem)}) for case in made
+            ]
     return show(cases, "Comparison", report, None, json, None)
 
 
@@ -88,7 +91,9 @@ def cases_of(path: Path, seed: int | None, changes: Sequence[str], sweep: Sequen
     if seed is not None:
         tree["seed"] = seed
     swept = {key: list(values) for key, values in tree.pop("sweep", {}).items()}
-    swept |= {key: value if isinstance(value, list) else [value] for key, value in (_setting(t, "--sweep") for t in sweep)}
+    swept |= {
+        key: value if isinstance(value, list) else [value] for key, value in (_setting(t, "--sweep") for t in sweep)
+    }
     cases = []
     for values in itertools.product(*swept.values()):
         changed: Mapping[str, Any] = tree
@@ -180,11 +185,16 @@ def simulate(case: Case, journal: Path | None = None) -> Any:
     if journal.exists():
         raise UsageError(f"{journal}: exists already")
     with Journal.open(journal, scenario.job.name) as book:
-        return Engine(scenario, chance, lambda at, epoch, event: book.append(event, at, at, epoch), case.traces).run()
+
+        def sink(at_s: float, epoch: int, event: AnyEvent) -> None:
+            book.append(event, at_s, at_s, epoch)
+
+        return Engine(scenario, chance, sink, case.traces).run()
 
 
 def _print(label: str, result: Any) -> None:
-    print(f"{label}: goodput {result.goodput:.2%} of {result.wall_s / 86400:.4g} days on {result.accelerators} accelerators")
+    days = f"{result.wall_s / 86400:.4g} days on {result.accelerators} accelerators"
+    print(f"{label}: goodput {result.goodput:.2%} of {days}")
     shares = (f"{name} {share:.2%}" for name, share in result.shares.items() if share >= 0.00005)
     print(f"  time: {', '.join(shares)}")
     counts = ", ".join(f"{name} {count}" for name, count in result.actions.items()) or "nothing"

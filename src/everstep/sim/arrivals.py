@@ -142,5 +142,3 @@ def source(spec: Failures, cluster: Cluster, fleet: Fleet, chance: Chance, at: A
 def is_transient(cause: str) -> bool:
     """Whether the machine is sound: it can go on at once."""
     return cause in TRANSIENT
-
-

@@ -26,7 +26,7 @@ def exponential(chance: Chance, mean: float) -> float:
 def weibull(chance: Chance, scale: float, shape: float, age: float = 0.0) -> float:
     """Time from `age` on to the failure, given that there was none before."""
     beyond = (age / scale) ** shape - math.log(1.0 - chance.random())
-    return scale * beyond ** (1.0 / shape) - age
+    return float(scale * beyond ** (1.0 / shape)) - age
 
 
 def below(chance: Chance, count: int) -> int:

@@ -8,7 +8,6 @@ node's report; `testing.resolved` plays small scenarios on that machine.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -18,9 +17,9 @@ from everstep.core.decisions import Action, Decision
 from everstep.core.types import Blame, EpochPlan, JobSpec, NodeLoss
 from everstep.core.virtual import VirtualClock
 from everstep.plan.costs import PROCESS
-from everstep.plan.policy import Situation, Tier, decide
 from everstep.sim.arrivals import ALIVE, NOBODY, Replay, Source, is_transient, source
-from everstep.sim.books import LAWS, Books, Phase, shape
+from everstep.sim.asked import Asked
+from everstep.sim.books import LAWS, Books, Phase
 from everstep.sim.buckets import Bucket
 from everstep.sim.chance import Chance
 from everstep.sim.fleet import Fleet
@@ -32,10 +31,9 @@ from everstep.sim.traces import Change, read
 
 Sink = Callable[[float, int, e.AnyEvent], None]  # seconds since the begin, epoch, what happened
 
-STEP_LEVEL = {Action.RETRY, Action.PROMOTE, Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.RESPAWN}
-STEP_LEVEL |= {Action.REPARTITION, Action.ROLL_BACK, Action.EVICT}
 KEEPS_GAP = {Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.REPARTITION}  # nobody takes the seat
 GOES_BACK = {Action.RESTART, Action.ROLL_BACK}
+LATER_S = 60.0  # something else is under way: look again
 SAMPLES = 240  # points of the curves over time
 FIXED = "replicas"
 
@@ -61,8 +59,6 @@ class Engine:
         self.scenario, self.chance = scenario, chance
         self.strategy, self.cluster, self.job = scenario.strategy, scenario.cluster, scenario.job
         self.system = system(scenario)
-        self.costs = self.system.costs
-        self.in_steps = self.job.session and bool(self.system.actions & STEP_LEVEL)
         self.clock = VirtualClock(0.0)
         self.fleet = Fleet(
             self.cluster.nodes, self.cluster.standbys, self.job.replicas, self.cluster.nodes_per_slice,
@@ -72,6 +68,7 @@ class Engine:
         self.nodes_of: dict[str, int] = {}
         slots = self._seat_trace() if self.changes else self.cluster.standbys
         self.books = Books(scenario, self.system, self.fleet, slots)
+        self.asked = Asked(scenario, self.system, self.books)
         self.slow = SlowNodes(self)
         self.got = Gathered()
         self.open: dict[str, Incident] = {}
@@ -82,7 +79,6 @@ class Engine:
         self.began = (0.0, 0)  # of the epoch: when, and after how many steps
         self.sources = [self._source(spec) for spec in scenario.failures]
         self._sink = sink
-        self._decisions: dict[Situation, Decision] = {}  # of situations that were seen before
         self._owed: list[tuple[Bucket, float]] = []  # parts of a pause that a wait interrupted, and their lengths
 
     def run(self) -> Result:
@@ -207,9 +203,13 @@ class Engine:
             self._respond("crash", seated, cause, len(seated), places=len(seated))
 
     def _corrupt(self, node: int, mark: Save) -> None:
-        """It is found: what was made since is worthless, whoever held it."""
+        """It is found. A healthy copy heals it, or all go back to before it: what was made since is worthless."""
         self.settle()
-        if self.books.phase is Phase.RUN and self.fleet.seat_of(node) >= 0:
+        if mark.steps > self.books.progress.steps or self.fleet.seat_of(node) < 0:
+            return  # the job has gone back to before it already, or the node is out
+        if self.books.phase is not Phase.RUN:
+            self.clock.after(LATER_S, self._corrupt, node, mark)
+        else:
             self._respond("corrupt", [node], "silent-corruption", 1, places=1, mark=mark)
 
     def _replay(self, change: Change) -> None:
@@ -250,34 +250,10 @@ class Engine:
         self._seen()
         blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8])
         self.say(e.IncidentOpened(incident.id, kind, blame, cause))
-        decision = self.decided(incident, self.situation(kind, failed, places), name(nodes[0]))
-        self.act(incident, decision, mark)
+        self.act(incident, self.decided(incident, failed, places, name(nodes[0])), mark)
 
-    def situation(self, kind: str, failed: int, places: int, slowdown: float = 1.0) -> Situation:
-        fleet, per_node = self.fleet, self.cluster.accelerators_per_node
-        stages, micro_batches = shape(self.job)
-        progress, saving = self.books.progress, self.system.saving
-        lost = progress.steps - progress.durable(self.now).steps
-        waits = len(fleet.standbys) * per_node
-        alive = kind in ("drain", "slow")
-        seated = fleet.present + (0 if alive and kind != "drain" else failed - places)
-        least = max(self.job.min_nodes, self.job.min_replicas * fleet.per_replica) * per_node
-        return Situation(
-            kind=kind, workers=max(1, seated) * per_node, failed=failed * per_node,
-            gone=not alive, in_steps=self.in_steps, fixed=self.job.fixed, least=least if self.job.law != "table" else
-            self.job.min_nodes * per_node, copies=1 if fleet.replicas > 1 or self.job.law != "action" else 0,
-            standbys=waits, places=places * per_node,
-            spares=waits if alive or not self.in_steps or Action.PROMOTE not in self.system.actions else 0,
-            expects=True, replicas=fleet.replicas, stages=stages, micro_batches=micro_batches,
-            redundant=True, tiers=(Tier("saved", lost, saving.load_s),) if progress.every else (),
-            step_s=max(self.books.step_s(), 1e-9), slowdown=slowdown,
-        )  # fmt: skip
-
-    def decided(self, incident: Incident, situation: Situation, target: str) -> Decision:
-        """The policy's answer. It is asked once for all nodes that are in the same situation."""
-        decision = self._decisions.get(situation)
-        if decision is None:
-            decision = self._decisions[situation] = decide(situation, self.costs, self.system.actions)
+    def decided(self, incident: Incident, failed: int, places: int, target: str) -> Decision:
+        decision = self.asked.decide(incident.kind, failed, places)
         if self._sink is not None:
             named = decision if decision.target else msgspec.structs.replace(decision, target=target)
             self.say(e.Decided(incident.id, named))
@@ -293,11 +269,16 @@ class Engine:
         if action is Action.LEAVE:
             self._close(incident, "left")
             return
-        workers = self.fleet.seats * self.cluster.accelerators_per_node
-        down_s = seconds_of(self.scenario, self.costs.seconds(action, workers), action, self.fleet.present)
-        if self.books.phase is Phase.RUN and not incident.alive and self.strategy.loses == "step" and not self.books.holds:
+        down_s = self._seconds(action)
+        if (
+            self.books.phase is Phase.RUN
+            and not incident.alive
+            and self.strategy.loses == "step"
+            and not self.books.holds
+        ):
             self.books.undo_part()
-        if (mark is not None or action in GOES_BACK) and not incident.alive:
+        goes_back = action in GOES_BACK and not incident.alive and self.strategy.loses == "step"
+        if goes_back:
             incident.redone = self.books.roll_back(self.now, mark)
             down_s += self.system.saving.load_s
         if action in KEEPS_GAP:
@@ -327,11 +308,16 @@ class Engine:
             self.resumes, self.needs_all = action, True
             self.wait()
         elif not self.books.can_run():
-            self.resumes = Action.RESCHEDULE if self.in_steps else Action.RESTART
+            self.resumes = Action.RESCHEDULE if self.asked.in_steps else Action.RESTART
             self.needs_all = False
             self.wait()
         else:
             self.pause([(Bucket.DETECTION, detect_s), (Bucket.RECOVERY, down_s)])
+
+    def _seconds(self, what: Action | str) -> float:
+        """Downtime of an action, or of what follows a wait; the wait itself is not known beforehand."""
+        usual_s = 0.0 if what is Action.RESCHEDULE else self.asked.costs.seconds(what, self.fleet.seats)
+        return seconds_of(self.scenario, usual_s, what, self.fleet.present)
 
     # Phases ---------------------------------------------------------------------------------------------
 
@@ -416,9 +402,8 @@ class Engine:
             if self.resumes is None:
                 self.pause([(Bucket.START, self.job.start_s)])
                 return
-            workers = self.fleet.seats * self.cluster.accelerators_per_node
-            what = PROCESS if self.resumes is Action.RESCHEDULE and self.in_steps else Action.RESTART
-            down_s = self.costs.seconds(what, workers)
+            what = PROCESS if self.resumes is Action.RESCHEDULE and self.asked.in_steps else Action.RESTART
+            down_s = self._seconds(what)
             if what is Action.RESTART and self.resumes is not Action.RESTART:
                 self.books.roll_back(self.now)
             self.pause([(Bucket.RECOVERY, down_s)])
@@ -428,13 +413,12 @@ class Engine:
         if not any(self.fleet.fits(seat) >= 0 for seat in self.fleet.missing):
             return
         action = Action.GROW if Action.GROW in self.system.actions else Action.RESTART
-        if action not in self.system.actions and not self.in_steps:
+        if action not in self.system.actions and not self.asked.in_steps:
             return
         self.got.actions[action] += 1
         self.got.incidents["grow"] += 1
-        workers = self.fleet.seats * self.cluster.accelerators_per_node
         rewire_s = self._fill()
-        down_s = seconds_of(self.scenario, self.costs.seconds(action, workers), action, self.fleet.present)
+        down_s = self._seconds(action)
         self.pause([(Bucket.RECOVERY, down_s + rewire_s)])
 
 

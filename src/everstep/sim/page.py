@@ -24,7 +24,9 @@ svg text.axis{font-weight:600}.legend span{margin-right:1rem;white-space:nowrap}
 """
 
 
-def page(results: Sequence[Result], title: str, source: str = "", sweep: Mapping[str, Sequence[float]] | None = None) -> str:
+def page(
+    results: Sequence[Result], title: str, source: str = "", sweep: Mapping[str, Sequence[float]] | None = None
+) -> str:
     """`sweep`: a swept key -> its value of each result, in order. `source`: the scenario's text."""
     labels = labelled(results, sweep)
     bars = {label: result.shares for label, result in labels.items()}
@@ -42,7 +44,9 @@ def page(results: Sequence[Result], title: str, source: str = "", sweep: Mapping
     ]
     if source:
         parts.append(f"<h2>Scenario</h2><pre>{escape(source)}</pre>")
-    head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    )
     return f"{head}<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
 
 
@@ -73,11 +77,21 @@ def _about(results: Sequence[Result]) -> str:
 
 
 def _table(labels: Mapping[str, Result]) -> str:
-    head = ("", "goodput", "productive", "samples/s", "failures", "steps redone", "median s down", "p99 s down", "lost accelerator-h")
+    head = (
+        "",
+        "goodput",
+        "productive",
+        "samples/s",
+        "failures",
+        "steps redone",
+        "median s down",
+        "p99 s down",
+        "lost accelerator-h",
+    )
     rows = []
     for label, r in labels.items():
-        down = [f"{r.down_s[name]:.3g}" if r.down_s else "–" for name in ("median", "p99")]
-        cells = (label, f"{r.goodput:.2%}", f"{r.shares[Bucket.PRODUCTIVE.value]:.2%}", f"{r.samples_per_s:.4g}")
+        down = [f"{r.down_s[name]:.3g}" if r.down_s else "-" for name in ("median", "p99")]
+        cells: tuple[str, ...] = (label, f"{r.goodput:.2%}", f"{r.shares[Bucket.PRODUCTIVE.value]:.2%}", f"{r.samples_per_s:.4g}")
         cells += (str(r.failures), str(r.steps_redone), *down, f"{r.lost_accelerator_s / 3600:,.0f}")
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)

@@ -71,7 +71,7 @@ class Progress:
         """Back to the newest durable save, or to this one: steps lost, and the worth of all that is undone."""
         lost = 0.0 if keeps_part else self.drop_part()
         target = to or self.durable(now)
-        self.kept = [save for save in self.kept if save.steps <= target.steps and save.durable_at_s <= now]
+        self.kept = [target]
         steps, lost = self.steps - target.steps, lost + self.worth - self.part_worth - target.worth
         self.steps, self.worth = target.steps, target.worth + self.part_worth
         if not self.aligned:

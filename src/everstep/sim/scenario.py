@@ -54,7 +54,7 @@ class Job(Group, frozen=True):
     stages: Positive = 1  # of a pipeline, when none is given below
     micro_batches: Positive = 1
     law: Literal["action", "replicas", "nodes", "table"] = "action"  # action: as what was done about it implies
-    samples_per_s: dict[str, float] = {}  # with law = "table": by number of nodes
+    samples_per_s: dict[str, float] = msgspec.field(default_factory=dict)  # with law = "table": by number of nodes
     fixed: bool = False  # the number of members may not change
     session: bool = True  # steps are watched and made again; else workers only stop and start together
     pipeline: Pipeline | None = None
@@ -95,17 +95,20 @@ class Strategy(Group, frozen=True):
 
     preset: str = "everstep"
     actions: tuple[Action, ...] = ()  # only these
-    seconds: dict[str, Seconds] = {}  # downtime by action, instead of the preset's curves
-    seconds_by_nodes: dict[str, dict[str, Seconds]] = {}  # the same, by the nodes that were there
+    seconds: dict[str, Seconds] = msgspec.field(default_factory=dict)  # downtime by action, instead of the preset's curves
+    # The same, by the nodes that are left.
+    seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
     slow_detect_s: Seconds = 60.0
     silent_detect_s: Seconds = 3600.0
-    loses: Literal["step", "nothing"] = "step"  # by a fault, beside what is rolled back
+    loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only
     overlap: Literal["again", "queue"] = "again"  # a fault in a recovery: it begins anew, or another one follows
     spared: bool = False  # no faults count while one is detected: the downtime of the closed forms
     after_fault: float = 0.0  # instead of the preset's slow-down of whoever computes for a dead neighbour
     any_loss_slows: bool = False  # that also goes for the loss of nodes without a role
-    meanwhile: bool = False  # the job works on at its old pace until what follows is ready, as Oobleck's artifact has it
+    meanwhile: bool = (
+        False  # the job works on at its old pace until what follows is ready, as Oobleck's artifact has it
+    )
 
 
 class Scenario(Group, frozen=True):
@@ -119,7 +122,7 @@ class Scenario(Group, frozen=True):
     saves: Saves | None = None
     failures: tuple[Failures, ...] = ()
     strategy: Strategy = Strategy()
-    sweep: dict[str, list[Any]] = {}  # full key -> its values
+    sweep: dict[str, list[Any]] = msgspec.field(default_factory=dict)  # full key -> its values
 
     @property
     def until_s(self) -> float:
@@ -239,7 +242,7 @@ def with_value(tree: Mapping[str, Any], where: str, value: object) -> dict[str, 
     return made
 
 
-def seconds_of(scenario: Scenario, costs_s: float, action: Action, nodes: int) -> float:
+def seconds_of(scenario: Scenario, costs_s: float, action: Action | str, nodes: int) -> float:
     """Downtime of an action: the strategy's table by nodes, where there is one."""
     table = scenario.strategy.seconds_by_nodes.get(key(action))
     if table is None:

@@ -69,7 +69,7 @@ def gpipe(stages: int, micro_batches: int, recompute: bool = True) -> Schedule:
 
 
 class _Slots:
-    """A stage's work that is ready, in Varuna's slots. A backward pass takes two; its second half comes first of all."""
+    """A stage's work that is ready, in Varuna's slots. A backward pass takes two; its second half goes first."""
 
     def __init__(self) -> None:
         self.halves: deque[int] = deque()

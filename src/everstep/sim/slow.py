@@ -21,6 +21,7 @@ class SlowNodes:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.phases: dict[int, int] = {}  # node -> number of its phase
+        self.incidents: dict[int, tuple[str, float]] = {}  # number of a phase that was found -> incident, since when
         self.count = 0
 
     def began(self, node: int, spec: Failures) -> None:
@@ -40,6 +41,12 @@ class SlowNodes:
             self.engine.settle()
             del self.engine.books.slow[node], self.phases[node]
             self.engine.books.changed()
+            self._close(phase, "passed")
+
+    def _close(self, phase: int, outcome: str) -> None:
+        incident, since_s = self.incidents.pop(phase, ("", 0.0))
+        if incident:
+            self.engine.say(e.IncidentClosed(incident, outcome, -1.0, {"slow": self.engine.now - since_s}))
 
     def _found(self, node: int, phase: int) -> None:
         """The detector is sure. The first rung is due once the phase has cost as much as it would."""
@@ -49,30 +56,32 @@ class SlowNodes:
             engine.got.incidents["slow"] += 1
             blame = (Blame(-1, f"n{node}", "slow"),)
             engine.say(e.IncidentOpened(f"i{number}", "slow", blame, f"{engine.books.slow[node]:.2f} times slower"))
-            self._plan(node, phase, 0, f"i{number}")
+            self.incidents[phase] = f"i{number}", engine.now
+            self._plan(node, phase, 0)
 
-    def _plan(self, node: int, phase: int, taken: int, incident: str) -> None:
+    def _plan(self, node: int, phase: int, taken: int) -> None:
         engine = self.engine
         slowdown = engine.books.slow[node]
-        situation = engine.situation("slow", 1, 0, slowdown)
-        rungs = ladder(situation, engine.costs, engine.system.actions)
+        situation = engine.asked.situation("slow", 1, 0, slowdown)
+        rungs = ladder(situation, engine.asked.costs, engine.system.actions)
         if taken < len(rungs) and slowdown > 1:
             due_s = rungs[taken].cost / (situation.workers * (1 - 1 / slowdown))
-            engine.clock.after(due_s, self._climb, node, phase, taken, rungs[taken], incident)
+            engine.clock.after(due_s, self._climb, node, phase, taken, rungs[taken])
 
-    def _climb(self, node: int, phase: int, taken: int, rung: Rung, incident: str) -> None:
+    def _climb(self, node: int, phase: int, taken: int, rung: Rung) -> None:
         engine = self.engine
         if not self._is_slow(node, phase) or engine.fleet.seat_of(node) < 0:
             return
         if engine.books.phase.name != "RUN":  # something else is under way
-            engine.clock.after(60.0, self._climb, node, phase, taken, rung, incident)
+            engine.clock.after(60.0, self._climb, node, phase, taken, rung)
             return
         engine.settle()
-        situation = engine.situation("slow", 1, 0, engine.books.slow[node])
+        situation = engine.asked.situation("slow", 1, 0, engine.books.slow[node])
         if rung.action is Action.REROUTE:
             engine.got.actions[rung.action] += 1
             engine.books.slow[node] = 1 / (1 - rung.residual)
             engine.books.changed()
-            self._plan(node, phase, taken + 1, incident)
+            self._plan(node, phase, taken + 1)
         elif situation.standbys or rung.action not in (Action.PROMOTE, Action.EVICT):
+            self._close(phase, "recovered")
             engine.take_out([node], "slow", engine.cluster.repair_s, alive=True)

@@ -33,7 +33,9 @@ def stacked(rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
         for name, share in shares.items():
             wide = max(0.0, share) * span
             tip = f"<title>{escape(name)}: {share:.2%}</title>"
-            parts.append(f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="20" fill="{colours[name]}">{tip}</rect>')
+            parts.append(
+                f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="20" fill="{colours[name]}">{tip}</rect>'
+            )
             x += wide
         parts.append(text(LEFT + span + 8, y + 15, f"{next(iter(shares.values())):.1%}"))
     return figure(parts, 16 + 30 * len(rows), title)
@@ -58,7 +60,7 @@ def lines(series: Series, title: str, x_label: str, y_label: str, *, steps: bool
         if len(curve) < 30:
             parts += (f'<circle cx="{plot.x(x):.1f}" cy="{plot.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in curve)
         if len(series) > 1:
-            parts.append(text(LEFT + 14 + 230 * (number % 3), 14 + 16 * (number // 3), f"– {name}", style=f"c{number}"))
+            parts.append(text(LEFT + 14 + 230 * (number % 3), 14 + 16 * (number // 3), f"{name}", style=f"c{number}"))
             parts[-1] = parts[-1].replace(f'class="c{number}"', f'fill="{colour}"')
     return figure(parts, plot.height, title)
 
@@ -109,4 +111,6 @@ class _Axes:
 def nice(value: float) -> float:
     """The next round number from `value` up."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if factor * power >= value * 0.9999)
+    return next(
+        factor * power for factor in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if factor * power >= value * 0.9999
+    )
