@@ -30,9 +30,13 @@ def ettr_linear(mttf: float, interval_s: float, recovery_s: float) -> float:
 
 
 def two_level_efficiency(
-    period_s: float, per_outer: float, cost_s: tuple[float, float], rate: tuple[float, float], down_s: tuple[float, float]
+    period_s: float,
+    per_outer: float,
+    cost_s: tuple[float, float],
+    rate: tuple[float, float],
+    down_s: tuple[float, float],
 ) -> float:
-    """Useful part of the time with two tiers of saves: inner ones every `period_s`, an outer one every `per_outer` of it.
+    """Useful part of the time with two tiers of saves: inner ones every `period_s`, outer ones every `per_outer` of it.
 
     Each pair is (inner, outer): what a save costs (within the period; an outer one's is spread over its inner
     periods), failures a second that go back to that tier, downtime after each, without failures in it. With rates of
@@ -49,7 +53,9 @@ def two_level_efficiency(
     if log_all < -700:
         return 0.0
     lost = -math.expm1(log_all)  # an outer failure: all of them anew
-    begun = lost / (1 - through) if through < 1 else per_outer  # inner periods begun until the outer one is through or lost
+    begun = (
+        lost / (1 - through) if through < 1 else per_outer
+    )  # inner periods begun until the outer one is through or lost
     whole_s = (attempts_s * begun + lost * down_s[1]) / math.exp(log_all)
     return (per_outer * (period_s - cost_s[0]) - cost_s[1]) / whole_s
 

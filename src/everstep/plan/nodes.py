@@ -8,6 +8,8 @@ takes it.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from everstep.plan.closed import binomial_quantile
@@ -79,9 +81,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def _decayed(known: Record, now: float, rule: Rule) -> float:
-    return known.score * 0.5 ** (max(0.0, now - known.at_s) / rule.half_life_s)
-
-
+    return known.score * math.pow(2.0, -max(0.0, now - known.at_s) / rule.half_life_s)
 
 
 def _shut_out(record: Record, now: float, rule: Rule) -> Record:

@@ -131,7 +131,7 @@ PRESETS = {
             frozenset({A.REROUTE, A.RESTART, A.RESCHEDULE}),
             {},
             HOURLY,
-            "section 12: period after a fault by `plan.closed.rerouting_slowdown`; switching as in section 1, two-phase",
+            "section 12: the period after a fault is `plan.closed.rerouting_slowdown`; section 1: two-phase switching",
         ),
     )
 }
