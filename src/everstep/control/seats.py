@@ -322,7 +322,7 @@ def all_leave(job: Job) -> bool:
 
 
 def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:
-    """Sessions that wait for a role, by rank, on excluded nodes last. Who had one before can have one in its next life."""
+    """Sessions that wait for a role, by rank, on excluded nodes last. Who had one before: in its next life only."""
     plan = job.plan
     assert plan is not None
     seated = {seat.worker for seat in formation.seats}

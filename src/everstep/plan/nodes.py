@@ -18,7 +18,7 @@ SPARE_LEVEL = 0.99  # ByteRobust: spares cover the failures of 99 of 100 days
 
 
 class Rule(msgspec.Struct, frozen=True):
-    limit: float = 3.0  # failures, decayed, that exclude a node
+    limit: float = 2.5  # failures, decayed, that exclude a node: three within half an hour
     half_life_s: float = 3600.0
     back_off_s: float = 600.0  # of the first exclusion
     longest_s: float = 86400.0

@@ -123,6 +123,8 @@ def price(action: Action, s: Situation, costs: Costs) -> Price:
             return Price(down_s, redone, 1 - 1 / TAKE_OVER_SLOWDOWN, repair_s)
         case Action.SHRINK:  # and once more the time to grow, when somebody is there again
             return Price(down_s + costs.seconds(Action.GROW, s.workers), redone, _missing(s), repair_s)
+        case Action.EVICT if s.gone:  # a cold one, and nobody to take the state from while it prepares
+            return Price(down_s + costs.seconds(PROCESS, s.workers), redone, 0.0, 0.0)
         case Action.REPARTITION:
             return Price(down_s, redone, s.failed / s.workers, repair_s)
         case Action.ROLL_BACK:
