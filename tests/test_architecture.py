@@ -46,6 +46,7 @@ PURE = (
     "src/everstep/sim/",
     "src/everstep/control/changes.py",
     "src/everstep/control/dealings.py",
+    "src/everstep/control/deciding.py",
     "src/everstep/control/draft.py",
     "src/everstep/control/drain.py",
     "src/everstep/control/job.py",

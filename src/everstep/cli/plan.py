@@ -7,6 +7,7 @@ draws the same for failures from every 10 minutes to every 30 days. Exit code US
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -119,11 +120,13 @@ def render(found: Recommendation) -> str:
     ]
     lines += [_tier(tier) for tier in found.tiers]
     if found.live_share:
-        lines.append(f"replicas  {found.live_share:.2%} of failures leave a live copy: only the step under way is lost")
+        lines.append(
+            f"replicas  {percent(found.live_share)} of failures leave a live copy: only the step under way is lost"
+        )
     lines += _places(found)
     part = found.standbys * q.gpus_per_node / q.gpus
     lines.append(
-        f"standbys  {_count(found.standbys, 'node')} ({part:.2%} of the job); replacements on 99 of 100 days: "
+        f"standbys  {_count(found.standbys, 'node')} ({percent(part)} of the job); replacements on 99 of 100 days: "
         f"at most {found.spares_p99}"
     )
     for remedy in found.remedies:
@@ -138,7 +141,7 @@ def _tier(tier: TierPlan) -> str:
     alone = f", {span(tier.closed_s)} by the closed form for it alone" if tier.closed_s >= 0 else ""
     return (
         f"{tier.name:9} every {_count(tier.every_steps, 'step')} ({span(tier.every_s)}{alone}): stalls "
-        f"{span(tier.stall_s)}, through after {span(tier.whole_s)}; {tier.share:.2%} of failures go back to it"
+        f"{span(tier.stall_s)}, through after {span(tier.whole_s)}; {percent(tier.share)} of failures go back to it"
     )
 
 
@@ -156,6 +159,13 @@ def span(seconds: float) -> str:
         if seconds >= (2 if unit != "s" else 1) * length:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds * 1e3:.3g} ms"
+
+
+def percent(share: float) -> str:
+    """With the digits that tell it from 0 and from all."""
+    rest = min(share, 1 - share)
+    digits = 2 if rest <= 0 else max(2, 1 - math.floor(math.log10(rest * 100)))
+    return f"{100 * share:.{min(digits, 9)}f} %"
 
 
 def size(num_bytes: float) -> str:

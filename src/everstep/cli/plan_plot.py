@@ -49,7 +49,9 @@ def draw(question: Question, out: Path) -> None:
         lower.minorticks_off()
         lower.set_xlim(FIRST_S, LAST_S)
         lower.set_xlabel("mean time between failures of the job (dotted: as asked)")
-        upper.set_title(f"{question.gpus} GPUs, steps of {question.step_s:g} s: what is recommended", loc="left", color=INK)
+        upper.set_title(
+            f"{question.gpus} GPUs, steps of {question.step_s:g} s: what is recommended", loc="left", color=INK
+        )
         figure.align_ylabels()
         try:
             figure.savefig(out, dpi=110, format="png")
@@ -73,9 +75,13 @@ def _intervals(axes: Any, found: list[Recommendation]) -> None:
         points = [(r.question.mttf_s, t.every_s) for r in found for t in r.tiers if t.name == name]
         alone = [(r.question.mttf_s, t.closed_s) for r in found for t in r.tiers if t.name == name and t.closed_s > 0]
         if points:
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=2.4, linestyle=style, label=f"{name}, recommended")
+            axes.plot(
+                *zip(*points, strict=True), color=colour, linewidth=2.4, linestyle=style, label=f"{name}, recommended"
+            )
         if alone:
-            axes.plot(*zip(*alone, strict=True), color=colour, linewidth=1.2, linestyle=":", label="optimum of it alone")
+            axes.plot(
+                *zip(*alone, strict=True), color=colour, linewidth=1.2, linestyle=":", label="optimum of it alone"
+            )
     axes.set_yscale("log")
     axes.set_ylabel("seconds between saves")
     axes.legend(loc="upper left", frameon=False)

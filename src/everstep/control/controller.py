@@ -51,6 +51,7 @@ from everstep.core.types import (
     StacksTaken,
 )
 from everstep.detect import fallback
+from everstep.plan.costs import Accounts
 
 TICK_S = 0.1
 SAID = ("rolled-back", "step-fell-back", "save-failed")  # incidents that nobody has to be told to stop for
@@ -73,6 +74,7 @@ class Controller:
         self.resent_s: dict[str, float] = {}
         self.progress = EpochProgress(0, 0)
         self.recovery = Recovery()
+        self.accounts = Accounts()
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
         self.watch = HangWatch(config)
@@ -93,6 +95,7 @@ class Controller:
         entries = list(read(self.run_dir / "journal.jsonl"))
         for entry in entries:
             self.recovery.saw(entry.event, entry.t_s)
+            self.accounts.saw(entry.event, entry.t_s)
             if isinstance(entry.event, e.StepsSeen):
                 self.counted, _ = fallback.compare(self.counted, entry.event, loads=1)
         replayed = replay(self.spec, entries)
@@ -143,6 +146,8 @@ class Controller:
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):
             self.record(closed, now)
+        for what, seconds in self.accounts.saw(record, now):
+            self.feed(e.CostLearned(what, seconds))
         if isinstance(record, e.IncidentOpened):
             self._opened(record, now)
         elif isinstance(record, e.StepsSeen):

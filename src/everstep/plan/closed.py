@@ -30,9 +30,13 @@ def ettr_linear(mttf: float, interval_s: float, recovery_s: float) -> float:
 
 
 def two_level_efficiency(
-    period_s: float, per_outer: float, cost_s: tuple[float, float], rate: tuple[float, float], down_s: tuple[float, float]
+    period_s: float,
+    per_outer: float,
+    cost_s: tuple[float, float],
+    rate: tuple[float, float],
+    down_s: tuple[float, float],
 ) -> float:
-    """Useful part of the time with two tiers of saves: inner ones every `period_s`, an outer one every `per_outer` of it.
+    """Useful part of the time with two tiers of saves: inner ones every `period_s`, outer ones every `per_outer`-th.
 
     Each pair is (inner, outer): what a save costs (within the period; an outer one's is spread over its inner
     periods), failures a second that go back to that tier, downtime after each, without failures in it. With rates of
@@ -43,13 +47,16 @@ def two_level_efficiency(
         return 1 - (cost_s[0] + cost_s[1] / per_outer) / period_s
     fails = -math.expm1(-total * period_s)
     again = fails * rate[0] / total  # the inner period is made once more
-    attempts_s = (fails / total + again * down_s[0]) / (1 - again)  # in one inner period, until it is through or lost
-    through = (1 - fails) / (1 - again)
-    log_all = per_outer * math.log(through)  # through all inner periods of an outer one
+    ends = math.exp(-total * period_s) + fails * rate[1] / total  # it is through, or an outer failure came
+    if ends <= 0:
+        return 0.0  # too small for a float
+    attempts_s = (fails / total + again * down_s[0]) / ends  # in one inner period, until it is through or lost
+    lost_at = fails * rate[1] / total / ends  # the outer failure, rather than through
+    log_all = per_outer * math.log1p(-lost_at) if lost_at < 1 else -math.inf  # through all periods of an outer one
     if log_all < -700:
         return 0.0
     lost = -math.expm1(log_all)  # an outer failure: all of them anew
-    begun = lost / (1 - through) if through < 1 else per_outer  # inner periods begun until the outer one is through or lost
+    begun = lost / lost_at if lost_at > 0 else per_outer  # inner periods, until the outer one is through or lost
     whole_s = (attempts_s * begun + lost * down_s[1]) / math.exp(log_all)
     return (per_outer * (period_s - cost_s[0]) - cost_s[1]) / whole_s
 

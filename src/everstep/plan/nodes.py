@@ -8,6 +8,8 @@ takes it.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from everstep.plan.closed import binomial_quantile
@@ -16,7 +18,7 @@ SPARE_LEVEL = 0.99  # ByteRobust: spares cover the failures of 99 of 100 days
 
 
 class Rule(msgspec.Struct, frozen=True):
-    limit: float = 3.0  # failures, decayed, that exclude a node
+    limit: float = 2.5  # failures, decayed, that exclude a node: three within half an hour
     half_life_s: float = 3600.0
     back_off_s: float = 600.0  # of the first exclusion
     longest_s: float = 86400.0
@@ -79,9 +81,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def _decayed(known: Record, now: float, rule: Rule) -> float:
-    return known.score * 0.5 ** (max(0.0, now - known.at_s) / rule.half_life_s)
-
-
+    return known.score * math.pow(2.0, -max(0.0, now - known.at_s) / rule.half_life_s)
 
 
 def _shut_out(record: Record, now: float, rule: Rule) -> Record:

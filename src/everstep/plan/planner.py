@@ -1,8 +1,9 @@
 """What a job should set: tiers and how often each saves, copies and where, standbys, what to do about faults.
 
 Rests on the closed forms (`plan.closed`, `plan.interval`), GEMINI's placement and the same `decide` that the
-controller asks when something fails. Failures come at a constant rate; each either leaves the state alive (data-parallel
-replicas), or goes back to what nodes keep in memory, or to the disk. Intervals are the optimum over both tiers together.
+controller asks when something fails. Failures come at a constant rate; each either leaves the state alive
+(data-parallel replicas), or goes back to what nodes keep in memory, or to the disk. Intervals are the optimum over both
+tiers together.
 """
 
 from __future__ import annotations
@@ -95,7 +96,12 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 def check(q: Question) -> None:
     """Raises UsageError for numbers of which there is no job."""
-    for name, value in (("gpus", q.gpus), ("gpus-per-node", q.gpus_per_node), ("replicas", q.replicas), ("seen", q.seen)):
+    for name, value in (
+        ("gpus", q.gpus),
+        ("gpus-per-node", q.gpus_per_node),
+        ("replicas", q.replicas),
+        ("seen", q.seen),
+    ):
         if value < 1:
             raise UsageError(f"--{name} {value}: must be at least 1")
     rates = (("copy-rate", q.copy_rate), ("network-rate", q.network_rate), ("disk-rate", q.disk_rate))
@@ -160,6 +166,8 @@ class _Model:
         per_gpu = q.state_bytes * q.replicas / q.gpus
         self.stall_s = q.stall_s if q.stall_s >= 0 else per_gpu / q.copy_rate
         self.disk_stall_s = q.disk_stall_s if q.disk_stall_s >= 0 else self.stall_s
+        both = self.stall_s, self.disk_stall_s
+        self.stalls = both if self.memory > 0 else (0.0, sum(both))  # what a save to (memory, disk) costs
         sent = q.state_bytes / q.nodes * max(0, self.copies - 1) if q.replicas < self.copies else 0.0
         self.whole_s = (per_gpu / q.copy_rate + sent / q.network_rate, q.state_bytes / q.disk_rate)
         self.load_s = (q.state_bytes / q.nodes / q.network_rate, q.state_bytes / q.disk_rate)
@@ -181,6 +189,7 @@ class _Model:
             standbys=standbys,
             places=places,
             replicas=q.replicas,
+            hit=min(q.replicas, -(-failed * q.replicas // q.gpus)),
             step_s=q.step_s,
         )
 
@@ -225,15 +234,17 @@ class _Model:
 
     def ettr(self, memory_s: float, disk_s: float) -> float:
         """By both intervals. Failures that leave the state alive stretch the time by what each costs."""
-        costs_s = self.stall_s, self.disk_stall_s
-        useful = two_level_efficiency(memory_s + self.stall_s, disk_s / memory_s, costs_s, self._rates(), self._downs())
+        costs_s = self.stalls
+        useful = two_level_efficiency(memory_s + costs_s[0], disk_s / memory_s, costs_s, self._rates(), self._downs())
         return max(0.0, useful) * self._stretch()
 
     def closed(self, memory_s: float, disk_s: float) -> float:
         """As if each tier had its failures and its saves for itself: the product of the forms for one tier."""
         product = self._stretch()
-        costs_s = self.stall_s, self.disk_stall_s
-        for every_s, cost_s, rate, down_s in zip((memory_s, disk_s), costs_s, self._rates(), self._downs(), strict=True):
+        costs_s = self.stalls
+        for every_s, cost_s, rate, down_s in zip(
+            (memory_s, disk_s), costs_s, self._rates(), self._downs(), strict=True
+        ):
             if rate > 0:
                 product *= _efficiency(every_s + cost_s, 1 / rate, cost_s, down_s)
             else:
@@ -255,7 +266,7 @@ class _Model:
 
     def alone_s(self, tier: int) -> float:
         """Between two saves if there were but this tier, and its failures; -1: there are none."""
-        rate, cost_s = self._rates()[tier], (self.stall_s, self.disk_stall_s)[tier]
+        rate, cost_s = self._rates()[tier], self.stalls[tier]
         return optimal_period_s(1 / rate, cost_s) - cost_s if rate > 0 and cost_s > 0 else -1.0
 
     def best(self) -> tuple[float, float]:
@@ -286,8 +297,12 @@ class _Model:
 
     def tiers(self, every: tuple[float, float]) -> tuple[TierPlan, ...]:
         plans = [
-            TierPlan("memory", self._steps(every[0]), every[0], self.stall_s, self.whole_s[0], self.memory, self.alone_s(0)),
-            TierPlan("disk", self._steps(every[1]), every[1], self.disk_stall_s, self.whole_s[1], self.disk, self.alone_s(1)),
+            TierPlan(
+                "memory", self._steps(every[0]), every[0], self.stalls[0], self.whole_s[0], self.memory, self.alone_s(0)
+            ),
+            TierPlan(
+                "disk", self._steps(every[1]), every[1], self.stalls[1], self.whole_s[1], self.disk, self.alone_s(1)
+            ),
         ]
         return tuple(plans if self.memory > 0 else plans[1:])
 
@@ -296,7 +311,9 @@ class _Model:
 
     def restart(self) -> float:
         """Instead: all is stopped after each failure and loads from disk, saved at the optimum for that."""
-        period_s = max(optimal_period_s(self.q.mttf_s, self.stall_s), self.least_s(1)) if self.stall_s else self.least_s(1)
+        period_s = (
+            max(optimal_period_s(self.q.mttf_s, self.stall_s), self.least_s(1)) if self.stall_s else self.least_s(1)
+        )
         down_s = self.doubt * self.costs.seconds(Action.RESTART, self.q.gpus) + self.load_s[1]
         return _efficiency(period_s, self.q.mttf_s, self.stall_s, down_s)
 
@@ -337,7 +354,9 @@ def _lost_nodes(q: Question) -> list[tuple[int, float]]:
 
 def _recovered(q: Question, copies: int) -> float:
     """Of the failures after which one of `copies` copies is left."""
-    return sum(part * (1.0 if not lost else recovery_probability(q.nodes, copies, lost)) for lost, part in _lost_nodes(q))
+    return sum(
+        part * (1.0 if not lost else recovery_probability(q.nodes, copies, lost)) for lost, part in _lost_nodes(q)
+    )
 
 
 def _copies(q: Question) -> int:

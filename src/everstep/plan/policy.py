@@ -47,6 +47,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     spares: int = 0  # free nodes, which run nothing
     expects: bool = True  # somebody may bring another node
     replicas: int = 0  # data-parallel ones; 0: every worker is one
+    hit: int = 0  # replicas that those who failed belong to; 0: each to another one, if there are as many
     stages: int = 1
     micro_batches: int = 1  # of a replica and step
     redundant: bool = False  # a neighbour holds the stage of each who failed
@@ -58,6 +59,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     crash_loop: int = 3
     restarts_left: int = 1
     tried: tuple[Action, ...] = ()  # in this incident, in vain
+    barred: dict[Action, str] = {}  # what the caller cannot do, or need not, and why
 
 
 class Price(NamedTuple):
@@ -121,6 +123,8 @@ def price(action: Action, s: Situation, costs: Costs) -> Price:
             return Price(down_s, redone, 1 - 1 / TAKE_OVER_SLOWDOWN, repair_s)
         case Action.SHRINK:  # and once more the time to grow, when somebody is there again
             return Price(down_s + costs.seconds(Action.GROW, s.workers), redone, _missing(s), repair_s)
+        case Action.EVICT if s.gone:  # a cold one, and nobody to take the state from while it prepares
+            return Price(down_s + costs.seconds(PROCESS, s.workers), redone, 0.0, 0.0)
         case Action.REPARTITION:
             return Price(down_s, redone, s.failed / s.workers, repair_s)
         case Action.ROLL_BACK:
@@ -148,7 +152,9 @@ def _restart(s: Situation, costs: Costs) -> Price:
 
 def _tier(s: Situation) -> Tier:
     """Where going back costs least; without a kept state, where the script itself resumes: nothing is known of it."""
-    return min(s.tiers, key=lambda tier: tier.load_s + tier.lost_steps * s.step_s, default=Tier("the script's own", 0.0))
+    return min(
+        s.tiers, key=lambda tier: tier.load_s + tier.lost_steps * s.step_s, default=Tier("the script's own", 0.0)
+    )
 
 
 def _repair_s(s: Situation, costs: Costs) -> float:
@@ -159,8 +165,11 @@ def _repair_s(s: Situation, costs: Costs) -> float:
 
 def _missing(s: Situation) -> float:
     """Part of the work that nobody does while the replicas of those who failed are out: whole ones."""
-    replicas = s.replicas or s.workers
-    return min(s.failed, replicas) / replicas
+    return _hit(s) / (s.replicas or s.workers)
+
+
+def _hit(s: Situation) -> int:
+    return s.hit or min(s.failed, s.replicas or s.workers)
 
 
 def _rerouted(s: Situation) -> float:
@@ -178,6 +187,8 @@ def why_not(action: Action, s: Situation) -> str:
     """Empty: it can be done."""
     if action is Action.STOP:
         return ""
+    if action in s.barred:
+        return s.barred[action]
     if action is Action.LEAVE:
         return "" if s.kind == "slow" else "nobody goes on by itself"
     if s.repeats >= s.crash_loop:
@@ -223,8 +234,7 @@ def _promote(s: Situation) -> str:
 
 
 def _shrink(s: Situation) -> str:
-    replicas = s.replicas or s.workers
-    left = s.workers - min(s.failed, replicas) * s.workers // replicas
+    left = s.workers - _hit(s) * s.workers // (s.replicas or s.workers)
     if s.fixed:
         return "the number of members may not change"
     if left < s.least:

@@ -34,6 +34,7 @@ class Preset(msgspec.Struct, frozen=True):
     standbys: int = 0
     slowdown: float = 1.0  # of the whole job, always: what its redundancy costs without a fault
     after_fault: float = 1.0  # of a pipeline that does the work of a dead member too
+    in_steps: bool = True  # the processes of survivors live on, and hold the state: `Situation.in_steps`
 
     @property
     def costs(self) -> Costs:
@@ -74,10 +75,11 @@ PRESETS = {
             table({A.RESTART: MEGATRON}),
             HOURLY,
             "torchrun: section 1, Megatron restart",
+            in_steps=False,
         ),
         Preset(
             "nvrx",
-            frozenset({A.ROLL_BACK, A.RESTART, A.RESCHEDULE}),
+            frozenset({A.ROLL_BACK, A.RESTART}),
             table({A.ROLL_BACK: IN_PROCESS, A.RESTART: MEGATRON}),
             MINUTES,
             "section 4 for what it does; times of in-process recovery from section 10, as it published none",
@@ -92,7 +94,7 @@ PRESETS = {
         ),
         Preset(
             "oobleck",
-            frozenset({A.REPARTITION, A.RESTART, A.RESCHEDULE}),
+            frozenset({A.REPARTITION, A.RESTART}),
             table({A.REPARTITION: flat(57.0, "section 1: 57 s at 32 GPUs"), A.GROW: flat(100.0, "section 1")}),
             HOURLY,
             "section 1 and 12; per model with `for_model`",
@@ -103,10 +105,11 @@ PRESETS = {
             table({A.RESTART: flat(76.0, "section 12: BERT-large")}),
             Saving(every_steps=VARUNA_STEPS, cost_s=15.8),
             "section 12; per model with `for_model`",
+            in_steps=False,
         ),
         Preset(
             "bamboo",
-            frozenset({A.TAKE_OVER, A.RESTART, A.RESCHEDULE}),
+            frozenset({A.TAKE_OVER, A.RESTART}),
             table({A.TAKE_OVER: flat(76.0, "section 12: BERT-large, local rendezvous"), A.RESTART: MEGATRON}),
             HOURLY,
             "section 12; overhead of redundancy 19.77 %; per model with `for_model`",
@@ -115,7 +118,7 @@ PRESETS = {
         ),
         Preset(
             "parcae",
-            frozenset({A.REPARTITION, A.EVICT, A.GROW, A.RESTART, A.RESCHEDULE}),
+            frozenset({A.REPARTITION, A.EVICT, A.GROW, A.RESTART}),
             table(
                 {
                     A.REPARTITION: Curve(((32, 21.0), (1024, 221.0)), "section 1: 21 s at 32 GPUs, 221 s projected"),
@@ -128,10 +131,10 @@ PRESETS = {
         ),
         Preset(
             "recycle",
-            frozenset({A.REROUTE, A.RESTART, A.RESCHEDULE}),
+            frozenset({A.REROUTE, A.RESTART}),
             {},
             HOURLY,
-            "section 12: period after a fault by `plan.closed.rerouting_slowdown`; switching as in section 1, two-phase",
+            "section 12: the period after a fault is `plan.closed.rerouting_slowdown`; section 1: two-phase switching",
         ),
     )
 }

@@ -249,6 +249,16 @@ class Cluster:
         self.breaks_change = False  # the next planned change of formations costs somebody's life
         self.quiet = False  # no faults any more
         self.controller = SimController(self)
+        self._costs(random.Random(f"costs {rng.getstate()[1][:4]}"))
+
+    def _costs(self, chance: random.Random) -> None:
+        """Some jobs have learned costs with which the policy chooses the other way."""
+        if chance.random() < 0.3:
+            pairs = (("restart-workers", "node"), ("promote-standby", "grow"), ("grow", "process"))
+            slow, quick = chance.choice(pairs)
+            for what, seconds in ((slow, 1000.0), (quick, 0.0)):
+                for _ in range(9):
+                    self.controller.feed(e.CostLearned(what, seconds))
 
     def trace(self, line: str) -> None:
         assert self.lines is not None
@@ -368,7 +378,7 @@ def next_deadline(job: Job, now: float) -> float:
     """When time alone may next make the machine act; infinity: never."""
     if job.stage in ENDED:
         return math.inf
-    moments = [job.grow_at_s]
+    moments = [job.grow_at_s, job.patient_until_s]
     for node in job.nodes.values():
         moments += (node.lost_at_s, node.stop_by_s)
     moments += job.gone_by.values()
