@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -154,11 +154,9 @@ def show(
 
     results = []
     for number, case in enumerate(cases):
-        if sys.stderr.isatty():
-            print(f"\rrun {number + 1} of {len(cases)}", end="", file=sys.stderr, flush=True)
-        results.append(simulate(case, journal if number == 0 else None))
+        results.append(simulate(case, journal if number == 0 else None, f"run {number + 1} of {len(cases)}"))
     if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr)
+        print("\r\033[K", end="", file=sys.stderr)
     swept: dict[str, Any] = {key: [case.swept[key] for case in cases] for key in cases[0].swept}
     if report is not None:
         text = _text(source) if source is not None else ""
@@ -171,7 +169,14 @@ def show(
     return 0
 
 
-def simulate(case: Case, journal: Path | None = None) -> Any:
+def _told(label: str) -> Callable[[float], None] | None:
+    """Progress on a terminal, and nowhere else."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda share: print(f"\r{label}: {share:4.0%}", end="", file=sys.stderr, flush=True)
+
+
+def simulate(case: Case, journal: Path | None = None, label: str = "") -> Any:
     """One run; its events go into a journal when one is wanted."""
     from everstep.sim.engine import Engine
     from everstep.sim.scenario import build
@@ -179,7 +184,7 @@ def simulate(case: Case, journal: Path | None = None) -> Any:
     scenario = build(case.tree, case.origin)
     chance = random.Random(scenario.seed)
     if journal is None:
-        return Engine(scenario, chance, None, case.traces).run()
+        return Engine(scenario, chance, None, case.traces, _told(label)).run()
     from everstep.control.journal import Journal
 
     if journal.exists():
@@ -189,7 +194,7 @@ def simulate(case: Case, journal: Path | None = None) -> Any:
         def sink(at_s: float, epoch: int, event: AnyEvent) -> None:
             book.append(event, at_s, at_s, epoch)
 
-        return Engine(scenario, chance, sink, case.traces).run()
+        return Engine(scenario, chance, sink, case.traces, _told(label)).run()
 
 
 def _print(label: str, result: Any) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from everstep.sim.causes import TRANSIENT, census
-from everstep.sim.chance import Chance, Weighted, below, exponential, weibull
+from everstep.sim.chance import Chance, Stream, Weighted, below, exponential, weibull
 from everstep.sim.fleet import Fleet
 from everstep.sim.scenario import DAY_S, Cluster, Failures
 from everstep.sim.traces import Change
@@ -25,7 +25,9 @@ class Source:
     """One [[failures]]: `begin` it, then tell it what happened. It plans its strikes itself."""
 
     def __init__(self, spec: Failures, cluster: Cluster, fleet: Fleet, chance: Chance, at: At) -> None:
-        self.spec, self.fleet, self.chance, self.at = spec, fleet, chance, at
+        self.spec, self.fleet, self.at = spec, fleet, at
+        self.times = Stream(chance.random())  # whom it takes depends on who is there; when it comes does not
+        self.chance = Stream(chance.random())
         self._size = {"rack": cluster.nodes_per_rack, "slice": cluster.nodes_per_slice}.get(spec.of, 1)
         self._causes = Weighted(census(spec.causes)) if spec.causes else None
 
@@ -65,7 +67,7 @@ class Source:
         return 1000 * DAY_S / (self.spec.rate * domains)
 
     def _next(self, now: float) -> None:
-        self.at(now + exponential(self.chance, self._mean_s()), NOBODY)
+        self.at(now + exponential(self.times, self._mean_s()), NOBODY)
 
 
 class Periodic(Source):
@@ -93,7 +95,7 @@ class Aging(Source):
     def renewed(self, node: int, now: float) -> None:
         mean_s = 1000 * DAY_S / self.spec.rate
         scale = mean_s / math.gamma(1 + 1 / self.spec.shape)
-        self.due_s[node] = now + weibull(self.chance, scale, self.spec.shape)
+        self.due_s[node] = now + weibull(self.times, scale, self.spec.shape)
         self.at(self.due_s[node], node)
 
     def _next(self, now: float) -> None:
@@ -110,7 +112,7 @@ class Infant(Source):
     def renewed(self, node: int, now: float) -> None:
         spec = self.spec
         whole = spec.rate / 1000 / DAY_S * (spec.factor - 1) * spec.decay_s  # expected over its whole life
-        need = -math.log(1.0 - self.chance.random())
+        need = exponential(self.times, 1.0)
         if need < whole:
             self.at(now - spec.decay_s * math.log(1 - need / whole), node)
 

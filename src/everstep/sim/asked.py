@@ -19,6 +19,10 @@ from everstep.sim.scenario import Scenario
 STEP_LEVEL = {Action.RETRY, Action.PROMOTE, Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.RESPAWN}
 STEP_LEVEL |= {Action.REPARTITION, Action.ROLL_BACK, Action.EVICT}
 
+LEFT = {Action.RETRY: "it leaves its place"}
+# What of a situation is not the same all through a run.
+CHANGING = ("kind", "failed", "places", "workers", "standbys", "spares", "tiers", "step_s")
+
 
 class Asked:
     def __init__(self, scenario: Scenario, system: Preset, books: Books) -> None:
@@ -26,15 +30,16 @@ class Asked:
         self.per_node = scenario.cluster.accelerators_per_node
         self.costs = by_node(system.costs, self.per_node)
         self.in_steps = scenario.job.session and bool(system.actions & STEP_LEVEL)
-        self._known: dict[Situation, Decision] = {}
+        self._known: dict[tuple[object, ...], Decision] = {}
 
     def decide(self, kind: str, failed: int, places: int) -> Decision:
         """The policy is pure: it is asked once for all incidents of the same situation."""
         situation = self.situation(kind, failed, places)
-        decision = self._known.get(situation)
+        known = tuple(getattr(situation, name) for name in CHANGING)
+        decision = self._known.get(known)
         if decision is None:
             made = decide(situation, self.costs, self.system.actions)
-            decision = self._known[situation] = scaled(made, self.per_node)
+            decision = self._known[known] = scaled(made, self.per_node)
         return decision
 
     def situation(self, kind: str, failed: int, places: int, slowdown: float = 1.0) -> Situation:
@@ -44,15 +49,17 @@ class Asked:
         progress, saving = self.books.progress, self.system.saving
         lost = progress.steps - progress.durable(self.books.booked_s).steps
         alive = kind in ("drain", "slow")
-        spares = len(fleet.standbys) if alive or not self.in_steps or Action.PROMOTE not in actions else 0
+        standbys = fleet.num_fitting() if kind in ("drain", "node-lost") else len(fleet.standbys)
+        spares = standbys if alive or not self.in_steps or Action.PROMOTE not in actions else 0
         return Situation(
             kind=kind, workers=max(1, fleet.present + (0 if kind == "slow" else failed - places)), failed=failed,
             gone=kind not in ("drain", "slow", "corrupt"), in_steps=self.in_steps, fixed=job.fixed,
             least=max(job.min_nodes, 0 if job.law == "table" else job.min_replicas * fleet.per_replica),
-            copies=1 if fleet.replicas > 1 or job.law != "action" else 0, standbys=len(fleet.standbys),
+            copies=1 if fleet.replicas > 1 or job.law != "action" else 0, standbys=standbys,
             places=places, spares=spares, replicas=fleet.replicas, stages=stages, micro_batches=micro_batches,
             redundant=True, tiers=(Tier("saved", lost, saving.load_s),) if progress.every else (),
             step_s=max(self.books.step_s(), 1e-9), slowdown=slowdown,
+            barred=LEFT if kind == "drain" else {},
         )  # fmt: skip
 
 

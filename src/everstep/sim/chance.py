@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 Name = TypeVar("Name")
+MASK = (1 << 64) - 1
 
 
 class Chance(Protocol):
@@ -17,6 +18,27 @@ class Chance(Protocol):
     def random(self) -> float: ...
 
     def gauss(self, mu: float, sigma: float) -> float: ...
+
+
+class Stream:
+    """A generator of its own (splitmix64): what one model draws does not shift what another one does.
+
+    So two strategies meet the same failures, and differ by what they do about them.
+    """
+
+    def __init__(self, seed: float) -> None:
+        self._state = int(seed * 2**53)
+
+    def random(self) -> float:
+        self._state = state = (self._state + 0x9E3779B97F4A7C15) & MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+        return ((state ^ (state >> 31)) >> 11) * 2.0**-53
+
+    def gauss(self, mu: float, sigma: float) -> float:
+        """Box and Muller."""
+        radius = math.sqrt(-2.0 * math.log(1.0 - self.random()))
+        return mu + sigma * radius * math.cos(2.0 * math.pi * self.random())
 
 
 def exponential(chance: Chance, mean: float) -> float:

@@ -51,10 +51,18 @@ class Incident(msgspec.Struct):
 
 
 class Engine:
-    """One run. `sink` hears every event; `traces`: text by the file name that the scenario gives."""
+    """One run. `sink` hears every event; `traces`: text by the file name that the scenario gives; `progress` hears how
+
+    much of the time is over.
+    """
 
     def __init__(
-        self, scenario: Scenario, chance: Chance, sink: Sink | None = None, traces: Mapping[str, str] | None = None
+        self,
+        scenario: Scenario,
+        chance: Chance,
+        sink: Sink | None = None,
+        traces: Mapping[str, str] | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> None:
         self.scenario, self.chance = scenario, chance
         self.strategy, self.cluster, self.job = scenario.strategy, scenario.cluster, scenario.job
@@ -78,7 +86,7 @@ class Engine:
         self.needs_all = False
         self.began = (0.0, 0)  # of the epoch: when, and after how many steps
         self.sources = [self._source(spec) for spec in scenario.failures]
-        self._sink = sink
+        self._sink, self._progress = sink, progress
         self._owed: list[tuple[Bucket, float]] = []  # parts of a pause that a wait interrupted, and their lengths
 
     def run(self) -> Result:
@@ -129,6 +137,8 @@ class Engine:
     def _sample(self, every_s: float) -> None:
         self.settle()
         self.got.point(self)
+        if self._progress is not None:
+            self._progress(self.now / self.scenario.until_s)
         self.clock.after(every_s, self._sample, every_s)
 
     def _source(self, spec: Failures) -> Source:
@@ -197,9 +207,11 @@ class Engine:
             self._respond(kind, nodes, cause, len(seats), places=0)
 
     def _crashed(self, nodes: Sequence[int], cause: str) -> None:
-        """Only processes died."""
+        """Only processes died. Who can only replace nodes does that."""
         seated = [node for node in nodes if self.fleet.seat_of(node) >= 0]
-        if seated:
+        if seated and self.asked.decide("crash", len(seated), len(seated)).action is Action.STOP:
+            self.take_out(seated, cause, self.cluster.soft_repair_s)
+        elif seated:
             self._respond("crash", seated, cause, len(seated), places=len(seated))
 
     def _corrupt(self, node: int, mark: Save) -> None:

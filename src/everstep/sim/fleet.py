@@ -78,6 +78,14 @@ class Fleet:
         home = seat // self.per_slice
         return next((node for node in self.standbys if node // self.per_slice == home), -1)
 
+    def num_fitting(self) -> int:
+        """Empty seats that a standby could take, each standby once."""
+        if not self.per_slice or self.optical:
+            return len(self.standbys)
+        free = Counter(node // self.per_slice for node in self.standbys)
+        empty = Counter(seat // self.per_slice for seat in self.missing)
+        return sum(min(count, free[home]) for home, count in empty.items())
+
     def sit(self, node: int, seat: int) -> None:
         del self.standbys[node]
         self._seat[node], self._holder[seat] = seat, node

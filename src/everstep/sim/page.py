@@ -91,7 +91,12 @@ def _table(labels: Mapping[str, Result]) -> str:
     rows = []
     for label, r in labels.items():
         down = [f"{r.down_s[name]:.3g}" if r.down_s else "-" for name in ("median", "p99")]
-        cells: tuple[str, ...] = (label, f"{r.goodput:.2%}", f"{r.shares[Bucket.PRODUCTIVE.value]:.2%}", f"{r.samples_per_s:.4g}")
+        cells: tuple[str, ...] = (
+            label,
+            f"{r.goodput:.2%}",
+            f"{r.shares[Bucket.PRODUCTIVE.value]:.2%}",
+            f"{r.samples_per_s:.4g}",
+        )
         cells += (str(r.failures), str(r.steps_redone), *down, f"{r.lost_accelerator_s / 3600:,.0f}")
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     titles = "".join(f"<th>{escape(name)}</th>" for name in head)

@@ -95,7 +95,9 @@ class Strategy(Group, frozen=True):
 
     preset: str = "everstep"
     actions: tuple[Action, ...] = ()  # only these
-    seconds: dict[str, Seconds] = msgspec.field(default_factory=dict)  # downtime by action, instead of the preset's curves
+    seconds: dict[str, Seconds] = msgspec.field(
+        default_factory=dict
+    )  # downtime by action, instead of the preset's curves
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold

@@ -8,11 +8,14 @@ from everstep.core import events as e
 from everstep.core.decisions import Action
 from everstep.core.types import Blame
 from everstep.plan.escalation import Rung, ladder
-from everstep.sim.chance import exponential
+from everstep.sim.books import Phase
+from everstep.sim.chance import Stream, exponential
 from everstep.sim.scenario import Failures
 
 if TYPE_CHECKING:
     from everstep.sim.engine import Engine
+
+LATER_S = 60.0  # something else is under way, or nobody could take its place: look again
 
 
 class SlowNodes:
@@ -23,6 +26,7 @@ class SlowNodes:
         self.phases: dict[int, int] = {}  # node -> number of its phase
         self.incidents: dict[int, tuple[str, float]] = {}  # number of a phase that was found -> incident, since when
         self.count = 0
+        self.chance = Stream(engine.chance.random())
 
     def began(self, node: int, spec: Failures) -> None:
         engine = self.engine
@@ -30,7 +34,7 @@ class SlowNodes:
         self.phases[node] = self.count
         engine.books.slow[node] = spec.slowdown
         engine.books.changed()
-        engine.clock.after(exponential(engine.chance, spec.lasts_s), self._ended, node, self.count)
+        engine.clock.after(exponential(self.chance, spec.lasts_s), self._ended, node, self.count)
         engine.clock.after(engine.strategy.slow_detect_s, self._found, node, self.count)
 
     def _is_slow(self, node: int, phase: int) -> bool:
@@ -72,16 +76,16 @@ class SlowNodes:
         engine = self.engine
         if not self._is_slow(node, phase) or engine.fleet.seat_of(node) < 0:
             return
-        if engine.books.phase.name != "RUN":  # something else is under way
-            engine.clock.after(60.0, self._climb, node, phase, taken, rung)
+        needs_standby = rung.action in (Action.PROMOTE, Action.EVICT)
+        if engine.books.phase is not Phase.RUN or (needs_standby and not engine.fleet.standbys):
+            engine.clock.after(LATER_S, self._climb, node, phase, taken, rung)
             return
         engine.settle()
-        situation = engine.asked.situation("slow", 1, 0, engine.books.slow[node])
         if rung.action is Action.REROUTE:
             engine.got.actions[rung.action] += 1
             engine.books.slow[node] = 1 / (1 - rung.residual)
             engine.books.changed()
             self._plan(node, phase, taken + 1)
-        elif situation.standbys or rung.action not in (Action.PROMOTE, Action.EVICT):
+        else:
             self._close(phase, "recovered")
             engine.take_out([node], "slow", engine.cluster.repair_s, alive=True)
