@@ -34,7 +34,7 @@ class Case(NamedTuple):
 @app.default
 def run(
     scenario: Path, *, report: Path | None = None, journal: Path | None = None, seed: int | None = None,
-    set: tuple[str, ...] = (), sweep: tuple[str, ...] = (), json: Flag = False,
+    set: tuple[str, ...] = (), sweep: tuple[str, ...] = (), json: Flag = False, full: Flag = False,
 ) -> int:  # fmt: skip
     """Simulate one scenario; with a sweep, once for each value.
 
@@ -46,8 +46,12 @@ def run(
         set: KEY=VALUE, instead of the scenario's: --set cluster.standbys=4.
         sweep: KEY=VALUE,VALUE,...: one run each: --sweep failures.0.rate=1,2,4,8.
         json: print the results as JSON.
+        full: play the scenario's [[faults]] on the whole control plane, with a report for every node (a few hundred
+            nodes at most), and compare its decisions with the simulator's.
     """
     cases = cases_of(scenario, seed, set, sweep)
+    if full:
+        return play_full(cases[0])
     return show(cases, cases[0].tree.get("name", scenario.stem), report, journal, json, scenario)
 
 
@@ -167,6 +171,32 @@ def show(
         for label, result in labelled(results, swept).items():
             _print(label, result)
     return 0
+
+
+def play_full(case: Case) -> int:
+    """The machines of the control plane, then the simulator's engine; 1 when they decided differently."""
+    from everstep.core.events import Decided, IncidentOpened
+    from everstep.sim.engine import Engine
+    from everstep.sim.scenario import build
+    from everstep.testing.resolved import play
+
+    scenario = build(case.tree, case.origin)
+    machines, engine = [], []
+    for at_s, record in play(scenario):
+        if isinstance(record, IncidentOpened):
+            print(f"{at_s:8.2f} s  {record.kind}: {record.why}")
+        elif isinstance(record, Decided):
+            machines.append(record.decision.action.value)
+            print(f"{at_s:8.2f} s  {machines[-1]}: {record.decision.why}")
+
+    def sink(at_s: float, epoch: int, event: AnyEvent) -> None:
+        if isinstance(event, Decided):
+            engine.append(event.decision.action.value)
+
+    Engine(scenario, random.Random(scenario.seed), sink, case.traces).run()
+    same = machines == engine
+    print("the simulator decides the same" if same else f"the simulator decides differently: {', '.join(engine)}")
+    return 0 if same else 1
 
 
 def _told(label: str) -> Callable[[float], None] | None:

@@ -21,11 +21,11 @@ from everstep.sim.arrivals import ALIVE, NOBODY, Replay, Source, is_transient, s
 from everstep.sim.asked import Asked
 from everstep.sim.books import LAWS, Books, Phase
 from everstep.sim.buckets import Bucket
-from everstep.sim.chance import Chance
+from everstep.sim.chance import Chance, exponential
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Save
 from everstep.sim.result import Gathered, Result
-from everstep.sim.scenario import Failures, Scenario, seconds_of, system
+from everstep.sim.scenario import Failures, Fault, Scenario, seconds_of, system
 from everstep.sim.slow import SlowNodes
 from everstep.sim.traces import Change, read
 
@@ -100,6 +100,8 @@ class Engine:
             self.books.phase = Phase.WAIT
         for item in self.sources:
             item.begin(0.0)
+        for fault in self.scenario.faults:
+            self.clock.at(fault.at_s, self._fault, fault)
         self.clock.at(0.0, self._sample, until / SAMPLES)
         while self.books.phase is not Phase.ENDED and self.clock.step(until):
             pass
@@ -174,7 +176,8 @@ class Engine:
         cause = origin.cause()
         self.got.failed(self.now, len(victims), cause)
         if kind == "slow":
-            self.slow.began(victims[0], origin.spec)
+            lasts_s = exponential(self.slow.chance, origin.spec.lasts_s)
+            self.slow.began(victims[0], origin.spec.slowdown, lasts_s)
         elif kind == "silent":
             mark = self.books.progress.durable(self.now)
             self.clock.after(self.strategy.silent_detect_s, self._corrupt, victims[0], mark)
@@ -184,6 +187,23 @@ class Engine:
             self._crashed(victims, cause)
         else:
             self.take_out(victims, cause, self.cluster.repair_s)
+
+    def _fault(self, fault: Fault) -> None:
+        """One that the scenario has written down."""
+        self.settle()
+        node = fault.node
+        if node in self.fleet.out:
+            return
+        self.got.failed(self.now, 1, fault.kind)
+        match fault.kind:
+            case "node-lost":
+                self.take_out([node], fault.kind, self.cluster.repair_s)
+            case "slow":
+                self.slow.began(node, fault.slowdown, fault.lasts_s)
+            case "corrupt":
+                self._corrupt(node, self.books.progress.durable(self.now))
+            case _:
+                self._crashed([node], fault.kind, "hang" if fault.kind == "hang" else "crash")
 
     def _spared(self) -> bool:
         """The downtime of the closed forms: nothing fails in it."""
@@ -206,13 +226,13 @@ class Engine:
             kind = "drain" if alive else "node-lost"
             self._respond(kind, nodes, cause, len(seats), places=0)
 
-    def _crashed(self, nodes: Sequence[int], cause: str) -> None:
+    def _crashed(self, nodes: Sequence[int], cause: str, kind: str = "crash") -> None:
         """Only processes died. Who can only replace nodes does that."""
         seated = [node for node in nodes if self.fleet.seat_of(node) >= 0]
-        if seated and self.asked.decide("crash", len(seated), len(seated)).action is Action.STOP:
+        if seated and self.asked.decide(kind, len(seated), len(seated)).action is Action.STOP:
             self.take_out(seated, cause, self.cluster.soft_repair_s)
         elif seated:
-            self._respond("crash", seated, cause, len(seated), places=len(seated))
+            self._respond(kind, seated, cause, len(seated), places=len(seated))
 
     def _corrupt(self, node: int, mark: Save) -> None:
         """It is found. A healthy copy heals it, or all go back to before it: what was made since is worthless."""

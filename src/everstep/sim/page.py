@@ -12,12 +12,13 @@ from everstep.sim.result import Result
 COLOURS = dict(zip((bucket.value for bucket in Bucket), svg.PALETTE, strict=True))
 COLOURS[Bucket.PRODUCTIVE.value], COLOURS[Bucket.STANDBY.value] = "#009E73", "#0072B2"
 
+USEFUL = Bucket.PRODUCTIVE.value
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 h1{font-size:1.7rem}h2{font-size:1.2rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}th:first-child,td:first-child{text-align:left}
-svg{width:100%;height:auto}svg text{font:14px system-ui,sans-serif;fill:#222}svg text[fill]{fill:inherit}
+th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}th:first-child,td:first-child{text-align:left;white-space:nowrap}
+svg{width:100%;height:auto}svg text{font:14px system-ui,sans-serif;fill:#222}
 svg text.axis{font-weight:600}.legend span{margin-right:1rem;white-space:nowrap}
 .legend i{display:inline-block;width:.9rem;height:.9rem;margin-right:.3rem;vertical-align:-.1rem}
 .scroll{overflow-x:auto}pre{background:#f5f5f5;padding:.8rem;overflow-x:auto}.note{color:#555}
@@ -30,11 +31,14 @@ def page(
     """`sweep`: a swept key -> its value of each result, in order. `source`: the scenario's text."""
     labels = labelled(results, sweep)
     bars = {label: result.shares for label, result in labels.items()}
+    losses = {label: {k: max(0.0, v) for k, v in bar.items() if k != USEFUL} for label, bar in bars.items()}
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="note">{_about(results)}</p>',
         "<h2>Where the accelerators' time went</h2>",
-        svg.stacked(bars, COLOURS, "shares of accelerator time"),
+        svg.stacked({label: {USEFUL: shares[USEFUL]} for label, shares in bars.items()}, COLOURS, "productive time"),
+        "<p>And the rest, on its own scale:</p>",
+        svg.stacked(losses, COLOURS, "lost time", max(sum(parts.values()) for parts in losses.values()) or 1.0),
         svg.legend(COLOURS),
         _table(labels),
         _sweeps(results, sweep or {}),
@@ -90,7 +94,7 @@ def _table(labels: Mapping[str, Result]) -> str:
     )
     rows = []
     for label, r in labels.items():
-        down = [f"{r.down_s[name]:.3g}" if r.down_s else "-" for name in ("median", "p99")]
+        down = [f"{r.down_s[name]:,.4g}" if r.down_s else "-" for name in ("median", "p99")]
         cells: tuple[str, ...] = (
             label,
             f"{r.goodput:.2%}",
@@ -107,10 +111,10 @@ def _sweeps(results: Sequence[Result], sweep: Mapping[str, Sequence[float]]) -> 
     parts = []
     for key, values in sweep.items():
         if len(set(values)) > 1 and all(isinstance(value, (int, float)) for value in values):
-            points = sorted((float(value), 100 * r.goodput) for value, r in zip(values, results, strict=True))
+            points = sorted((float(value), 100 * (1 - r.goodput)) for value, r in zip(values, results, strict=True))
             wide = points[0][0] > 0 and points[-1][0] / points[0][0] >= 20
             parts.append(f"<h2>Over {escape(key)}</h2>")
-            parts.append(svg.lines({"goodput": points}, key, key, "goodput, %", log_x=wide))
+            parts.append(svg.lines({"lost": points}, key, key, "lost, % (100 - goodput)", log_x=wide))
     return "".join(parts)
 
 

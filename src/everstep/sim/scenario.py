@@ -90,6 +90,20 @@ class Failures(Group, frozen=True):
     unit_s: PositiveSeconds = 0.001  # trace: of its times
 
 
+class Fault(Group, frozen=True):
+    """One [[faults]]: something that goes wrong once, at a moment. The same list can strike a simulated cluster of
+
+    whole machines (`everstep sim --full`) and real processes.
+    """
+
+    kind: Literal["kill", "hang", "node-lost", "slow", "corrupt"]
+    at_s: Seconds
+    node: Count = 0
+    local_rank: Count = 0
+    slowdown: Factor = 1.34
+    lasts_s: PositiveSeconds = 4320.0
+
+
 class Strategy(Group, frozen=True):
     """[strategy]: a preset of plan.presets, and what is to be different. The decisions are plan.policy's."""
 
@@ -123,6 +137,7 @@ class Scenario(Group, frozen=True):
     job: Job = Job()
     saves: Saves | None = None
     failures: tuple[Failures, ...] = ()
+    faults: tuple[Fault, ...] = ()
     strategy: Strategy = Strategy()
     sweep: dict[str, list[Any]] = msgspec.field(default_factory=dict)  # full key -> its values
 
@@ -167,7 +182,7 @@ def _in_words(error: str) -> str:
 
 
 def _keys(group: type[Group]) -> Iterator[tuple[str, Any]]:
-    kinds = (Cluster, Job, Saves, Failures, Strategy, Pipeline) if group is Scenario else ()
+    kinds = (Cluster, Job, Saves, Failures, Fault, Strategy, Pipeline) if group is Scenario else ()
     for part in (group, *kinds):
         yield from ((field.name, field.type) for field in msgspec.structs.fields(part))
 
@@ -188,6 +203,11 @@ def check(scenario: Scenario) -> None:
             raise UsageError(f"{name!r}: expected a number of nodes as key")
     for place, item in enumerate(scenario.failures):
         _check_failures(f"failures[{place}]", item, cluster)
+    for place, fault in enumerate(scenario.faults):
+        if fault.node >= cluster.nodes + cluster.standbys:
+            raise UsageError(f"faults[{place}].node = {fault.node}: there are {cluster.nodes} and {cluster.standbys}")
+        if fault.local_rank >= cluster.accelerators_per_node:
+            raise UsageError(f"faults[{place}].local_rank = {fault.local_rank}: a node has fewer accelerators")
     system(scenario)
     if job.pipeline is not None:
         job.pipeline.peak_bytes()

@@ -9,8 +9,7 @@ from everstep.core.decisions import Action
 from everstep.core.types import Blame
 from everstep.plan.escalation import Rung, ladder
 from everstep.sim.books import Phase
-from everstep.sim.chance import Stream, exponential
-from everstep.sim.scenario import Failures
+from everstep.sim.chance import Stream
 
 if TYPE_CHECKING:
     from everstep.sim.engine import Engine
@@ -28,13 +27,13 @@ class SlowNodes:
         self.count = 0
         self.chance = Stream(engine.chance.random())
 
-    def began(self, node: int, spec: Failures) -> None:
+    def began(self, node: int, slowdown: float, lasts_s: float) -> None:
         engine = self.engine
         self.count += 1
         self.phases[node] = self.count
-        engine.books.slow[node] = spec.slowdown
+        engine.books.slow[node] = slowdown
         engine.books.changed()
-        engine.clock.after(exponential(self.chance, spec.lasts_s), self._ended, node, self.count)
+        engine.clock.after(lasts_s, self._ended, node, self.count)
         engine.clock.after(engine.strategy.slow_detect_s, self._found, node, self.count)
 
     def _is_slow(self, node: int, phase: int) -> bool:

@@ -23,9 +23,9 @@ def text(x: float, y: float, words: str, anchor: str = "start", style: str = "")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{style}">{escape(words)}</text>'
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], title: str) -> str:
-    """One bar a row, its parts as shares of 1; the first part's share is written behind it."""
-    span = WIDTH - LEFT - RIGHT
+def stacked(rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], title: str, most: float = 1.0) -> str:
+    """One bar a row, its parts as shares of `most`; their sum is written behind it."""
+    span = (WIDTH - LEFT - RIGHT) / most
     parts = []
     for number, (label, shares) in enumerate(rows.items()):
         y, x = 8 + 30 * number, float(LEFT)
@@ -37,7 +37,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
                 f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="20" fill="{colours[name]}">{tip}</rect>'
             )
             x += wide
-        parts.append(text(LEFT + span + 8, y + 15, f"{next(iter(shares.values())):.1%}"))
+        parts.append(text(x + 8, y + 15, f"{sum(shares.values()):.2%}"))
     return figure(parts, 16 + 30 * len(rows), title)
 
 
@@ -60,8 +60,9 @@ def lines(series: Series, title: str, x_label: str, y_label: str, *, steps: bool
         if len(curve) < 30:
             parts += (f'<circle cx="{plot.x(x):.1f}" cy="{plot.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in curve)
         if len(series) > 1:
-            parts.append(text(LEFT + 14 + 230 * (number % 3), 14 + 16 * (number // 3), f"{name}", style=f"c{number}"))
-            parts[-1] = parts[-1].replace(f'class="c{number}"', f'fill="{colour}"')
+            x, y = LEFT + 20 + 225 * (number % 3), 8 + 16 * (number // 3)
+            parts.append(f'<rect x="{x}" y="{y - 4}" width="14" height="4" fill="{colour}"/>')
+            parts.append(text(x + 20, y + 3, name))
     return figure(parts, plot.height, title)
 
 
@@ -73,12 +74,12 @@ def _path(places: Sequence[tuple[float, float]], steps: bool) -> str:
 
 
 class _Axes:
-    top, bottom, height = 40, 260, 310
+    top, bottom, height = 60, 280, 330
 
     def __init__(self, points: Sequence[tuple[float, float]], log_x: bool) -> None:
         self.log_x = log_x and min(x for x, _ in points) > 0
         xs = [self._scaled(x) for x, _ in points]
-        self.x_low, self.x_high = min(xs), max(xs)
+        self.x_low, self.x_high = min(xs) if self.log_x else min(0.0, *xs), max(xs)
         self.y_high = nice(max(y for _, y in points) or 1.0)
 
     def _scaled(self, x: float) -> float:
@@ -104,7 +105,7 @@ class _Axes:
             value = 10**at if self.log_x else at
             parts.append(text(self.x(value), self.bottom + 20, f"{value:.3g}", "middle"))
         parts.append(text((left + right) / 2, self.bottom + 42, x_label, "middle", "axis"))
-        parts.append(text(left - 60, self.top - 22, y_label, "start", "axis"))
+        parts.append(text(left - 60, self.top - 16, y_label, "start", "axis"))
         return parts
 
 

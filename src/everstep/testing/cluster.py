@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from everstep.control import lifecycle
 from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
@@ -67,8 +68,11 @@ class SimController:
         for command in commands:
             if isinstance(command, Direct):
                 self._send(command.node, command.directive)
-            elif isinstance(command.record, e.NodeLost):
-                self._close(command.record)
+            else:
+                if isinstance(command.record, e.NodeLost):
+                    self._close(command.record)
+                if self.cluster.listener is not None:
+                    self.cluster.listener(now, command.record)
         if job.stage is not before.stage:
             self.cluster.clock.after(TICK_S, self._tick, 0.0)  # rules that the new stage brings
         self._plan_tick()
@@ -248,6 +252,7 @@ class Cluster:
         self.one_bug = False  # every error of the script is the same one
         self.breaks_change = False  # the next planned change of formations costs somebody's life
         self.quiet = False  # no faults any more
+        self.listener: Callable[[float, e.Record], None] | None = None  # hears the machine's records
         self.controller = SimController(self)
         self._costs(random.Random(f"costs {rng.getstate()[1][:4]}"))
 
