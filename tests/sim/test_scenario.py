@@ -89,10 +89,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     results = json.loads(capsys.readouterr().out)
     assert [result["accelerators"] for result in results] == [64, 72, 80]
     html = page.read_text(encoding="utf-8")
-    assert html.count("<svg") == 3 and "http" not in html.replace("https://example", "")
+    assert html.count("<svg") == 4 and "<script" not in html and "http" not in html
+    assert all(f"standbys {number}</td>" in html for number in range(3))
     assert main(["sim", "compare", str(file), "--strategies", "restart,everstep", "--seed", "5"]) == 0
     told = capsys.readouterr().out
     assert "restart: goodput" in told and "everstep: goodput" in told
     assert main(["sim", str(file), "--journal", str(tmp_path / "journal.jsonl")]) == 0
+    assert main(["sim", str(EXAMPLES / "faults.toml"), "--full"]) == 0
+    assert capsys.readouterr().out.count(" s  promote-standby: ") == 5
     assert main(["sim", str(file), "--set", "cluster.nods=1"]) == 2
     assert "unknown key cluster.nods" in capsys.readouterr().err

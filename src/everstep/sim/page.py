@@ -17,7 +17,8 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 h1{font-size:1.7rem}h2{font-size:1.2rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}th:first-child,td:first-child{text-align:left;white-space:nowrap}
+th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}
+th:first-child,td:first-child{text-align:left;white-space:nowrap}
 svg{width:100%;height:auto}svg text{font:14px system-ui,sans-serif;fill:#222}
 svg text.axis{font-weight:600}.legend span{margin-right:1rem;white-space:nowrap}
 .legend i{display:inline-block;width:.9rem;height:.9rem;margin-right:.3rem;vertical-align:-.1rem}
@@ -94,7 +95,10 @@ def _table(labels: Mapping[str, Result]) -> str:
     )
     rows = []
     for label, r in labels.items():
-        down = [f"{r.down_s[name]:,.4g}" if r.down_s else "-" for name in ("median", "p99")]
+        down = [
+            f"{r.down_s[name]:,.{0 if r.down_s[name] >= 100 else 1}f}" if r.down_s else "-"
+            for name in ("median", "p99")
+        ]
         cells: tuple[str, ...] = (
             label,
             f"{r.goodput:.2%}",

@@ -1,4 +1,4 @@
-"""A small scenario at full resolution: the shipped control plane, a report for every node, simulated agents and workers.
+"""A small scenario at full resolution: the shipped control plane, with simulated agents and workers that report.
 
 Run: everstep sim --full examples/scenarios/faults.toml
 
@@ -93,6 +93,3 @@ def _strike(cluster: Cluster, fault: Fault, repair_s: float) -> None:
 def _hang(cluster: Cluster, worker: SimWorker) -> None:
     worker.hung = True
     cluster.clock.after(1.0, cluster.controller.suspect, worker)
-
-
-
