@@ -95,8 +95,10 @@ def others(full: bool) -> list[Claim]:
 
 def artifact(periods: tuple[str, ...]) -> list[Claim]:
     claims = []
-    for name in ("oobleck", "varuna"):
+    for name in ("oobleck", "varuna", "bamboo"):
         for model in p.MODELS:
+            if name == "bamboo" and model == "GPT-3-6_7b":
+                continue  # the artifact says 0: out of memory
             for period in periods:
                 result = p.simulate(*p.oobleck(model, name, period))
                 expected = p.oobleck_expected(model, name, period)

@@ -38,7 +38,6 @@ class Books:
         self.pauses: list[tuple[Bucket, float]] = []  # what it is, until when
         self.law = "replicas"
         self.slow: dict[int, float] = {}  # node -> how much slower it makes the job
-        self.fallback = False  # somebody computes for a lost neighbour, or the job believes so
         self.booked_s = 0.0
         self.steps_redone = 0
         self._pace: Pace | None = None
@@ -102,7 +101,7 @@ class Books:
 
     def redundancy(self) -> float:
         """How much longer a step takes for being made twice in part."""
-        helps = self.fallback or (self.current_law == "take-over" and self.fleet.missing)
+        helps = self.current_law == "take-over" and self.fleet.missing
         return self.system.slowdown * (self.system.after_fault if helps else 1.0)
 
     # Booking --------------------------------------------------------------------------------------------

@@ -220,8 +220,6 @@ class Engine:
             if for_s is not None:
                 self.clock.after(for_s, self.back, node)
         self.books.changed()
-        if self.strategy.any_loss_slows:
-            self.books.fallback = True
         if seats:
             kind = "drain" if alive else "node-lost"
             self._respond(kind, nodes, cause, len(seats), places=0)
@@ -315,7 +313,6 @@ class Engine:
             down_s += self.system.saving.load_s
         if action in KEEPS_GAP:
             self.books.law = LAWS.get(action, "nodes")
-            self.books.fallback = action is Action.TAKE_OVER
         else:
             down_s += self._fill()
         self.books.changed()
@@ -325,7 +322,6 @@ class Engine:
         """Standbys take the empty seats; the time to wire them in."""
         seated, books = self.fleet.fill(), self.books
         books.law = "nodes" if self.fleet.missing else FIXED
-        books.fallback = False
         books.changed()
         return self.cluster.rewire_s if seated and self.cluster.optical else 0.0
 

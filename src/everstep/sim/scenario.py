@@ -121,7 +121,6 @@ class Strategy(Group, frozen=True):
     overlap: Literal["again", "queue"] = "again"  # a fault in a recovery: it begins anew, or another one follows
     spared: bool = False  # no faults count while one is detected: the downtime of the closed forms
     after_fault: float = 0.0  # instead of the preset's slow-down of whoever computes for a dead neighbour
-    any_loss_slows: bool = False  # that also goes for the loss of nodes without a role
     meanwhile: bool = (
         False  # the job works on at its old pace until what follows is ready, as Oobleck's artifact has it
     )
