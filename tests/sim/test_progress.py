@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from everstep.sim.chance import exponential, weibull
@@ -35,6 +35,8 @@ class Slowly:
 
 
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 9), st.lists(st.integers(1, 90), min_size=1, max_size=8))
+@example(2, 4, 1, [7, 4])  # the first save ends with the second span
+@example(2, 3, 0, [5, 1, 1])
 @settings(max_examples=150, deadline=None)
 def test_closed_form_is_the_sum_of_its_seconds(every: int, stall_s: int, lag_s: int, spans: list[int]) -> None:
     fast, slow, now = Progress(every, stall_s, lag_s), Slowly(every, stall_s), 0
