@@ -1,6 +1,7 @@
 """A picture of what `everstep plan` recommends, from a failure every 10 minutes to one every 30 days.
 
-Above the expected ETTR with its range, beside stop and restart; below it how often each tier saves, and standbys.
+Above the part of the time that is lost, with its range, beside stop and restart; below it how often each tier saves,
+and standbys.
 Needs matplotlib: pip install "everstep[plot]".
 """
 
@@ -61,13 +62,13 @@ def draw(question: Question, out: Path) -> None:
 
 def _ettr(axes: Any, found: list[Recommendation]) -> None:
     at = [each.question.mttf_s for each in found]
-    axes.fill_between(at, [r.low for r in found], [r.high for r in found], color=BLUE, alpha=0.2, linewidth=0)
-    axes.plot(at, [r.ettr for r in found], color=BLUE, linewidth=2.4, label="recommended, 90 % range")
-    axes.plot(at, [r.closed for r in found], color=INK, linewidth=1.4, linestyle=":", label="closed form")
-    axes.plot(at, [r.restart for r in found], color=ORANGE, linewidth=2.0, linestyle="--", label="stop and restart")
-    axes.set_ylim(0, 1.02)
-    axes.set_ylabel("ETTR")
-    axes.legend(loc="lower right", frameon=False)
+    axes.fill_between(at, [1 - r.low for r in found], [1 - r.high for r in found], color=BLUE, alpha=0.2, linewidth=0)
+    axes.plot(at, [1 - r.ettr for r in found], color=BLUE, linewidth=2.4, label="recommended, 90 % range")
+    axes.plot(at, [1 - r.closed for r in found], color=INK, linewidth=1.6, linestyle=":", label="closed form")
+    axes.plot(at, [1 - r.restart for r in found], color=ORANGE, linewidth=2.0, linestyle="--", label="stop and restart")
+    axes.set_yscale("log")
+    axes.set_ylabel("part of the time lost\n(1 - ETTR)")
+    axes.legend(loc="upper right", frameon=False)
 
 
 def _intervals(axes: Any, found: list[Recommendation]) -> None:

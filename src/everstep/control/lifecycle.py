@@ -255,8 +255,10 @@ def _check_epoch(draft: Draft) -> None:
 def _all_through(draft: Draft, plan: EpochPlan) -> bool:
     """Every worker ended, and no member that is here has a process of this epoch left."""
     job = draft.job
-    nodes = [job.nodes.get(member.node) for member in plan.members]
-    return len(job.ended) == seats.num_places(job) and all(n is None or n.stopped(plan.epoch) for n in nodes)
+    here = [(job.nodes.get(member.node), member.incarnation) for member in plan.members]
+    # A new agent under a member's name has ended what the old one ran, and knows nothing of this epoch.
+    nodes = [node for node, incarnation in here if node is not None and node.report.incarnation == incarnation]
+    return len(job.ended) == seats.num_places(job) and all(node.stopped(plan.epoch) for node in nodes)
 
 
 def _complete(draft: Draft) -> None:

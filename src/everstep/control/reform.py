@@ -260,14 +260,15 @@ def _go_on(draft: Draft) -> bool:
     assert formation is not None
     if not seats.survivors(job, formation):
         return False
-    alone = deciding.without_standby(draft, formation)
-    if not job.fixed:
-        following = seats.without_dead(job, formation, job.formed + 1, fill=not alone)
-    else:
+    if job.fixed:
         following = roles.refilled(job, formation, job.formed + 1)
-    if following is None:
-        _wait(draft, formation)
+        if following is None:
+            _wait(draft, formation)  # first: it may have more of them replaced
+        deciding.without_standby(draft, formation)
     else:
+        alone = deciding.without_standby(draft, formation)
+        following = seats.without_dead(job, formation, job.formed + 1, fill=not alone)
+    if following is not None:
         _stop_leavers(draft, following)
         seating.issue(draft, following)
     return True

@@ -26,7 +26,7 @@ MOST_COPIES = 4
 IN_MEMORY = 0.99  # of the failures must not need the disk: as many copies as that takes
 MOST_STANDBYS = 64
 DAY_S = 86400.0
-MOST_MTTFS = 100.0  # no interval is longer than so many mean times between failures
+MOST_S = DAY_S  # from save to save, of any tier: also where hardware would not ask for one, people and bugs do
 Z90 = 1.645  # the range holds 90 %
 DOUBT = 1.5  # factor up and down on times that nobody measured in this job
 
@@ -125,8 +125,8 @@ def recommend(question: Question, costs: Costs | None = None) -> Recommendation:
     return Recommendation(
         question=question,
         ettr=ettr,
-        low=_at(question, costs, Z90, DOUBT, every),
-        high=_at(question, costs, -Z90, 1 / DOUBT, every),
+        low=_at(question, costs, Z90, DOUBT, every, model.standbys),
+        high=_at(question, costs, -Z90, 1 / DOUBT, every, model.standbys),
         closed=model.closed(*every),
         restart=model.restart(),
         waste=(1 - ettr) * question.gpus + model.standbys * question.gpus_per_node,
@@ -145,16 +145,22 @@ def recommend(question: Question, costs: Costs | None = None) -> Recommendation:
     )
 
 
-def _at(q: Question, costs: Costs, z: float, doubt: float, every: tuple[float, float]) -> float:
-    """ETTR with the recommended intervals if the failure rate and all times are at the ends of what they may be."""
+def expected_ettr(question: Question, memory_s: float, disk_s: float, costs: Costs | None = None) -> float:
+    """With saves to memory and to disk after so many seconds of work each, the second no less than the first."""
+    check(question)
+    return _Model(question, costs or Costs()).ettr(memory_s, disk_s)
+
+
+def _at(q: Question, costs: Costs, z: float, doubt: float, every: tuple[float, float], standbys: int) -> float:
+    """ETTR with what is recommended if the failure rate and all times are at the ends of what they may be."""
     off = msgspec.structs.replace(q, mttf_s=q.mttf_s / gamma_quantile(q.seen, z))
-    return _Model(off, costs, doubt).ettr(*every)
+    return _Model(off, costs, doubt, standbys).ettr(*every)
 
 
 class _Model:
     """Rates, shares and prices of one job, and its ETTR as a function of both intervals."""
 
-    def __init__(self, q: Question, costs: Costs, doubt: float = 1.0) -> None:
+    def __init__(self, q: Question, costs: Costs, doubt: float = 1.0, standbys: int | None = None) -> None:
         self.q, self.costs, self.doubt = q, costs, doubt
         self.rate = 1 / q.mttf_s
         self.node_rate = self.rate * (1 - q.process_part)
@@ -171,7 +177,7 @@ class _Model:
         sent = q.state_bytes / q.nodes * max(0, self.copies - 1) if q.replicas < self.copies else 0.0
         self.whole_s = (per_gpu / q.copy_rate + sent / q.network_rate, q.state_bytes / q.disk_rate)
         self.load_s = (q.state_bytes / q.nodes / q.network_rate, q.state_bytes / q.disk_rate)
-        self.standbys = self._standbys()
+        self.standbys = self._standbys() if standbys is None else standbys
         self.down_s = doubt * self._down_s()
         self.disk_down_s = doubt * self._price(self._lost_state()) + self.load_s[1]
 
@@ -283,13 +289,13 @@ class _Model:
     def _better(self, memory_s: float, disk_s: float) -> tuple[float, float]:
         """The best of each for the other one. Who has nothing to go back to memory for saves to disk only."""
         least = self.least_s(0), self.least_s(1)
-        most_s = max(MOST_MTTFS * self.q.mttf_s, 4 * least[0], 4 * least[1])
+        most_s = max(MOST_S, *least)
         if self.memory <= 0:
             disk_s = _peak(lambda each: self.ettr(each, each), max(least), most_s)
             return disk_s, disk_s
         memory_s = _peak(lambda each: self.ettr(each, max(each, disk_s)), least[0], most_s)
         if self.disk <= 0:
-            return memory_s, max(memory_s, least[1], DAY_S)
+            return memory_s, most_s
         return memory_s, _peak(lambda each: self.ettr(memory_s, each), max(least[1], memory_s), most_s)
 
     def _whole(self, seconds: float, least_s: float) -> float:
@@ -333,8 +339,8 @@ class _Model:
             found.append(f"a save to disk takes {self.whole_s[1]:.0f} s, longer than the time between failures")
         if self.whole_s[0] > every[0] - 1e-9 and self.whole_s[0] > q.step_s:
             found.append("memory is saved as often as the network lets copies through")
-        if self.copies > q.nodes:
-            found.append(f"{q.nodes} nodes hold {q.nodes} copies at most")
+        if every[1] >= MOST_S:
+            found.append("failures would not ask for a save to disk every day; bugs and people do")
         if q.gpus % q.gpus_per_node and q.nodes > 1:
             found.append(f"{q.gpus} GPUs do not fill nodes of {q.gpus_per_node}")
         return found

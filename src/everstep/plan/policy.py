@@ -272,6 +272,8 @@ def _restarting(s: Situation) -> str:
     if s.kind == "slow":
         return "it would be as slow again"
     left = s.workers - max(0, s.failed - s.places - s.spares)
+    if s.fixed and left < s.workers:
+        return "the number of members may not change"
     return "" if left >= s.least else f"{left} of at least {s.least} would be left"
 
 
