@@ -6,6 +6,8 @@ of workers, are made ones over nodes, and losses become accelerator-seconds agai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from everstep.core.decisions import Action, Decision
@@ -21,7 +23,7 @@ STEP_LEVEL |= {Action.REPARTITION, Action.ROLL_BACK, Action.EVICT}
 
 LEFT = {Action.RETRY: "it leaves its place"}
 # What of a situation is not the same all through a run.
-CHANGING = ("kind", "failed", "places", "workers", "standbys", "spares", "tiers", "step_s")
+CHANGING = ("kind", "failed", "hit", "places", "workers", "standbys", "spares", "tiers", "step_s")
 
 
 class Asked:
@@ -32,9 +34,9 @@ class Asked:
         self.in_steps = scenario.job.session and bool(system.actions & STEP_LEVEL)
         self._known: dict[tuple[object, ...], Decision] = {}
 
-    def decide(self, kind: str, failed: int, places: int) -> Decision:
+    def decide(self, kind: str, seats: Sequence[int], places: int) -> Decision:
         """The policy is pure: it is asked once for all incidents of the same situation."""
-        situation = self.situation(kind, failed, places)
+        situation = self.situation(kind, seats, places)
         known = tuple(getattr(situation, name) for name in CHANGING)
         decision = self._known.get(known)
         if decision is None:
@@ -42,9 +44,10 @@ class Asked:
             decision = self._known[known] = scaled(made, self.per_node)
         return decision
 
-    def situation(self, kind: str, failed: int, places: int, slowdown: float = 1.0) -> Situation:
+    def situation(self, kind: str, seats: Sequence[int], places: int, slowdown: float = 1.0) -> Situation:
         """Counted in nodes: those of one node fail together. A slow one has its seat still, a lost one had it."""
         fleet, job, actions = self.books.fleet, self.books.job, self.system.actions
+        failed, hit = len(seats), len({seat // fleet.per_replica for seat in seats})
         stages, micro_batches = shape(job)
         progress, saving = self.books.progress, self.system.saving
         lost = progress.steps - progress.durable(self.books.booked_s).steps
@@ -56,7 +59,7 @@ class Asked:
             gone=kind not in ("drain", "slow", "corrupt"), in_steps=self.in_steps, fixed=job.fixed,
             least=max(job.min_nodes, 0 if job.law == "table" else job.min_replicas * fleet.per_replica),
             copies=1 if fleet.replicas > 1 or job.law != "action" else 0, standbys=standbys,
-            places=places, spares=spares, replicas=fleet.replicas, stages=stages, micro_batches=micro_batches,
+            places=places, spares=spares, replicas=fleet.replicas, hit=hit, stages=stages, micro_batches=micro_batches,
             redundant=True, tiers=(Tier("saved", lost, saving.load_s),) if progress.every else (),
             step_s=max(self.books.step_s(), 1e-9), slowdown=slowdown,
             barred=LEFT if kind == "drain" else {},

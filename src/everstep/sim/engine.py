@@ -222,15 +222,16 @@ class Engine:
         self.books.changed()
         if seats:
             kind = "drain" if alive else "node-lost"
-            self._respond(kind, nodes, cause, len(seats), places=0)
+            self._respond(kind, nodes, cause, seats)
 
     def _crashed(self, nodes: Sequence[int], cause: str, kind: str = "crash") -> None:
         """Only processes died. Who can only replace nodes does that."""
         seated = [node for node in nodes if self.fleet.seat_of(node) >= 0]
-        if seated and self.asked.decide(kind, len(seated), len(seated)).action is Action.STOP:
+        seats = [self.fleet.seat_of(node) for node in seated]
+        if seated and self.asked.decide(kind, seats, len(seats)).action is Action.STOP:
             self.take_out(seated, cause, self.cluster.soft_repair_s)
         elif seated:
-            self._respond(kind, seated, cause, len(seated), places=len(seated))
+            self._respond(kind, seated, cause, seats, places=len(seats))
 
     def _corrupt(self, node: int, mark: Save) -> None:
         """It is found. A healthy copy heals it, or all go back to before it: what was made since is worthless."""
@@ -240,7 +241,8 @@ class Engine:
         if self.books.phase is not Phase.RUN:
             self.clock.after(LATER_S, self._corrupt, node, mark)
         else:
-            self._respond("corrupt", [node], "silent-corruption", 1, places=1, mark=mark)
+            seat = self.fleet.seat_of(node)
+            self._respond("corrupt", [node], "silent-corruption", [seat], places=1, mark=mark)
 
     def _replay(self, change: Change) -> None:
         node = self.nodes_of.setdefault(change.node, self.fleet.num_nodes)
@@ -271,8 +273,16 @@ class Engine:
     # Decisions ------------------------------------------------------------------------------------------
 
     def _respond(
-        self, kind: str, nodes: Sequence[int], cause: str, failed: int, *, places: int, mark: Save | None = None
+        self,
+        kind: str,
+        nodes: Sequence[int],
+        cause: str,
+        seats: Sequence[int],
+        *,
+        places: int = 0,
+        mark: Save | None = None,
     ) -> None:
+        """`seats`: those which the nodes have or had; `places`: how many of these can go on where they are."""
         number = self.got.incidents.total() + 1
         incident = Incident(f"i{number}", kind, self.now, alive=kind in ("drain", "slow", "grow"))
         self.got.incidents[kind] += 1
@@ -280,10 +290,10 @@ class Engine:
         self._seen()
         blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8])
         self.say(e.IncidentOpened(incident.id, kind, blame, cause))
-        self.act(incident, self.decided(incident, failed, places, name(nodes[0])), mark)
+        self.act(incident, self.decided(incident, seats, places, name(nodes[0])), mark)
 
-    def decided(self, incident: Incident, failed: int, places: int, target: str) -> Decision:
-        decision = self.asked.decide(incident.kind, failed, places)
+    def decided(self, incident: Incident, seats: Sequence[int], places: int, target: str) -> Decision:
+        decision = self.asked.decide(incident.kind, seats, places)
         if self._sink is not None:
             named = decision if decision.target else msgspec.structs.replace(decision, target=target)
             self.say(e.Decided(incident.id, named))

@@ -65,7 +65,7 @@ class SlowNodes:
     def _plan(self, node: int, phase: int, taken: int) -> None:
         engine = self.engine
         slowdown = engine.books.slow[node]
-        situation = engine.asked.situation("slow", 1, 0, slowdown)
+        situation = engine.asked.situation("slow", [engine.fleet.seat_of(node)], 0, slowdown)
         rungs = ladder(situation, engine.asked.costs, engine.system.actions)
         if taken < len(rungs) and slowdown > 1:
             due_s = rungs[taken].cost / (situation.workers * (1 - 1 / slowdown))
