@@ -350,9 +350,9 @@ def _form(draft: Draft, present: list[NodeReport]) -> None:
     draft.note(e.EpochFormed(plan))
     draft.enter(Stage.FORMING)
     for report in present:
+        node = draft.job.nodes[report.node]
+        draft.put(msgspec.structs.replace(node, stop_by_s=0.0))  # it is at rest, or would not be here
         if plan.member(report.node):
-            node = draft.job.nodes[report.node]
-            draft.put(msgspec.structs.replace(node, stop_by_s=0.0))
             draft.direct(report.node, Action.RUN, epoch=plan.epoch, plan=plan)
         else:
             draft.direct(report.node, Action.PARK, reason="spare")

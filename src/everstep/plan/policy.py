@@ -79,7 +79,8 @@ def decide(situation: Situation, costs: Costs, allowed: Collection[Action] = ALL
     going_on = [each for each in possible if each.action is not Action.STOP]
     best = min(going_on or possible, key=lambda each: each.loss_s)
     others = sorted((each for each in weighed if each is not best), key=_rank)
-    target = _tier(situation).name if best.action in (Action.ROLL_BACK, Action.RESTART) else situation.target
+    back = best.action in (Action.ROLL_BACK, Action.RESTART) and situation.tiers
+    target = _tier(situation).name if back else situation.target
     return Decision(best.action, best.loss_s, best.why, target, tuple(others))
 
 
