@@ -99,3 +99,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.count(" s  promote-standby: ") == 5
     assert main(["sim", str(file), "--set", "cluster.nods=1"]) == 2
     assert "unknown key cluster.nods" in capsys.readouterr().err
+
+
+def test_a_spot_trace_is_lived_through(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job goes on with whoever is there, to the end; nodes that come later are taken in."""
+    assert main(["sim", str(EXAMPLES / "spot.toml"), "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["wall_s"] == 41000
+    assert result["failures"] > 100 and result["actions"]["re-partition-stages"] > 50
+    assert result["incidents"]["grow"] > 10
+    assert 0.3 < result["goodput"] < 0.9
+    assert sum(result["shares"].values()) == pytest.approx(1)

@@ -20,6 +20,7 @@ from everstep.core.events import AnyEvent
 
 app = App(name="sim", help="Simulate a job on a failing cluster: what it costs, and what helps.", version_flags=[])
 Flag = Annotated[bool, Parameter(negative=())]
+Many = Annotated[tuple[str, ...], Parameter(negative=())]
 
 
 class Case(NamedTuple):
@@ -34,7 +35,7 @@ class Case(NamedTuple):
 @app.default
 def run(
     scenario: Path, *, report: Path | None = None, journal: Path | None = None, seed: int | None = None,
-    set: tuple[str, ...] = (), sweep: tuple[str, ...] = (), json: Flag = False, full: Flag = False,
+    set: Many = (), sweep: Many = (), json: Flag = False, full: Flag = False,
 ) -> int:  # fmt: skip
     """Simulate one scenario; with a sweep, once for each value.
 
@@ -58,7 +59,7 @@ def run(
 @app.command
 def compare(
     *scenarios: Path, strategies: str = "", report: Path | None = None, seed: int | None = None,
-    set: tuple[str, ...] = (), json: Flag = False,
+    set: Many = (), json: Flag = False,
 ) -> int:  # fmt: skip
     """Simulate several scenarios, or one under several strategies, with the same seeds.
 
@@ -164,7 +165,10 @@ def show(
     swept: dict[str, Any] = {key: [case.swept[key] for case in cases] for key in cases[0].swept}
     if report is not None:
         text = _text(source) if source is not None else ""
-        report.write_text(page(results, title, text, swept), encoding="utf-8")
+        try:
+            report.write_text(page(results, title, text, swept), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{report}: cannot be written: {error.strerror}") from error
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(results)).decode() + "\n")
     else:

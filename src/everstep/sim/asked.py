@@ -57,7 +57,7 @@ class Asked:
         return Situation(
             kind=kind, workers=max(1, fleet.present + (0 if kind == "slow" else failed - places)), failed=failed,
             gone=kind not in ("drain", "slow", "corrupt"), in_steps=self.in_steps, fixed=job.fixed,
-            least=max(job.min_nodes, 0 if job.law == "table" else job.min_replicas * fleet.per_replica),
+            least=max(job.min_nodes, 0 if job.law in ("table", "nodes") else job.min_replicas * fleet.per_replica),
             copies=1 if fleet.replicas > 1 or job.law != "action" else 0, standbys=standbys,
             places=places, spares=spares, replicas=fleet.replicas, hit=hit, stages=stages, micro_batches=micro_batches,
             redundant=True, tiers=(Tier("saved", lost, saving.load_s),) if progress.every else (),
