@@ -12,6 +12,7 @@ from everstep.sim.buckets import Bucket, Buckets
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Pace, Progress, Save
 from everstep.sim.scenario import Job, Saves, Scenario
+from everstep.sim.workload import Pipeline
 
 # With fewer nodes, after this action: whole replicas count, or every node.
 LAWS = {Action.SHRINK: "replicas", Action.REROUTE: "reroute", Action.TAKE_OVER: "take-over"}
@@ -171,8 +172,8 @@ def rate_of(job: Job, nodes: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _pipelined(pipeline: object, replicas: int, of: int) -> float:
-    return pipeline.step_s(replicas, of)  # type: ignore[attr-defined,no-any-return]
+def _pipelined(pipeline: Pipeline, replicas: int, of: int) -> float:
+    return pipeline.step_s(replicas, of)
 
 
 def _step_s(job: Job, replicas: int) -> float:

@@ -17,7 +17,7 @@ from everstep.core.decisions import Action, Decision
 from everstep.core.types import Blame, EpochPlan, JobSpec, NodeLoss
 from everstep.core.virtual import VirtualClock
 from everstep.plan.costs import PROCESS
-from everstep.sim.arrivals import ALIVE, NOBODY, Replay, Source, is_transient, source
+from everstep.sim.arrivals import ALIVE, Replay, Source, is_transient, source
 from everstep.sim.asked import Asked
 from everstep.sim.books import LAWS, Books, Phase
 from everstep.sim.buckets import Bucket
@@ -35,7 +35,7 @@ KEEPS_GAP = {Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.REPARTITION
 GOES_BACK = {Action.RESTART, Action.ROLL_BACK}
 LATER_S = 60.0  # something else is under way: look again
 SAMPLES = 240  # points of the curves over time
-FIXED = "replicas"
+FIXED = "replicas"  # the law of a job with all its nodes: a replica that loses one is out
 
 
 class Incident(msgspec.Struct):
@@ -51,9 +51,9 @@ class Incident(msgspec.Struct):
 
 
 class Engine:
-    """One run. `sink` hears every event; `traces`: text by the file name that the scenario gives; `progress` hears how
+    """One run. `sink` hears every event, `progress` how much of the time is over.
 
-    much of the time is over.
+    traces: text by the file name that the scenario gives.
     """
 
     def __init__(
@@ -310,15 +310,10 @@ class Engine:
             self._close(incident, "left")
             return
         down_s = self._seconds(action)
-        if (
-            self.books.phase is Phase.RUN
-            and not incident.alive
-            and self.strategy.loses == "step"
-            and not self.books.holds
-        ):
+        loses = self.strategy.loses == "step" and not incident.alive
+        if loses and self.books.phase is Phase.RUN and not self.books.holds:
             self.books.undo_part()
-        goes_back = action in GOES_BACK and not incident.alive and self.strategy.loses == "step"
-        if goes_back:
+        if loses and action in GOES_BACK:
             incident.redone = self.books.roll_back(self.now, mark)
             down_s += self.system.saving.load_s
         if action in KEEPS_GAP:
@@ -442,7 +437,7 @@ class Engine:
                 return
             what = PROCESS if self.resumes is Action.RESCHEDULE and self.asked.in_steps else Action.RESTART
             down_s = self._seconds(what)
-            if what is Action.RESTART and self.resumes is not Action.RESTART:
+            if what is Action.RESTART and self.resumes is not Action.RESTART and self.strategy.loses == "step":
                 self.books.roll_back(self.now)
             self.pause([(Bucket.RECOVERY, down_s)])
 
@@ -469,6 +464,3 @@ def _changes(scenario: Scenario, traces: Mapping[str, str]) -> tuple[Change, ...
         if spec.kind == "trace":
             return tuple(read(traces[spec.file], spec.unit_s, spec.file))
     return ()
-
-
-__all__ = ["NOBODY", "Engine", "Incident", "Sink"]

@@ -91,10 +91,7 @@ class Failures(Group, frozen=True):
 
 
 class Fault(Group, frozen=True):
-    """One [[faults]]: something that goes wrong once, at a moment. The same list can strike a simulated cluster of
-
-    whole machines (`everstep sim --full`) and real processes.
-    """
+    """One [[faults]]: something that goes wrong once, at a moment. `everstep sim --full` plays it on whole machines."""
 
     kind: Literal["kill", "hang", "node-lost", "slow", "corrupt"]
     at_s: Seconds
