@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -72,3 +73,22 @@ def test_fewer_replicas_share_all_micro_batches() -> None:
     assert all_reduce_s(1000, 4, 1e3) == pytest.approx(ring_all_reduce_s(1000, 1e3, 4))
     assert pipeline.step_s(4, 4) == pytest.approx((12 + 3) * 0.3 + 1.5 + 0.5)
     assert pipeline.step_s(3, 4) == pytest.approx((16 + 3) * 0.3 + 4 / 3 + 0.5)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_the_detectors_longest_path_is_as_long(name: str) -> None:
+    """Two computations of one graph: this one lets time run, `detect.critical` follows the order of dependencies."""
+    critical = pytest.importorskip("everstep.detect.critical")
+    chance = random.Random(7)
+    for _ in range(20):
+        stages, micro_batches = chance.randint(1, 6), chance.randint(1, 12)
+        slow = tuple(chance.uniform(1, 2) for _ in range(stages))
+        ours = MAKERS[name] if name == "1f1b" else (lambda p, m: gpipe(p, m, recompute=False))
+        theirs = critical.one_f_one_b if name == "1f1b" else critical.gpipe
+
+        def seconds(task: Any, worker: int, slow: tuple[float, ...] = slow) -> float:
+            return {0: 1.0, 2: 2.0}.get(task.op, 0.0) * slow[worker]
+
+        line = critical.timeline(theirs(stages, micro_batches), seconds, 0.1)
+        played = play(ours(stages, micro_batches), Times(1.0, 2.0, 0.1, slow=slow))
+        assert played.makespan_s == pytest.approx(line.step_s)
