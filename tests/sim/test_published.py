@@ -33,14 +33,13 @@ def test_oobleck_in_its_artifact(model: str, period: str) -> None:
     assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "oobleck", period), rel=0.001)
 
 
-# Where a save is overtaken by a loss the artifact takes ten steps back, also such as were saved since.
+# Where a save is overtaken by a loss the artifact takes ten steps back, also such as were saved since: these four
+# are off by more than 1 %, and benchmarks/simulator.py says by how much.
 OFF = {("BERT-large", "30m"), ("BERT-large", "10m"), ("GPT-3-6_7b", "30m"), ("GPT-3-6_7b", "10m")}
+VARUNA = sorted({(model, period) for model in p.MODELS for period in p.PERIODS} - OFF)
 
 
-@pytest.mark.parametrize("period", p.PERIODS)
-@pytest.mark.parametrize("model", sorted(p.MODELS))
+@pytest.mark.parametrize(("model", "period"), VARUNA)
 def test_varuna_in_oobleck_s_artifact(model: str, period: str) -> None:
-    if (model, period) in OFF:
-        pytest.skip("not reproduced: benchmarks/simulator.py tells by how much")
     result = p.simulate(*p.oobleck(model, "varuna", period))
     assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "varuna", period), rel=0.01)
