@@ -13,6 +13,7 @@ COLOURS = dict(zip((bucket.value for bucket in Bucket), svg.PALETTE, strict=True
 COLOURS[Bucket.PRODUCTIVE.value], COLOURS[Bucket.STANDBY.value] = "#009E73", "#0072B2"
 
 USEFUL = Bucket.PRODUCTIVE.value
+MOST_DETAILS = 12  # runs that are described in words: a long sweep has its table
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 h1{font-size:1.7rem}h2{font-size:1.2rem;margin-top:2rem}
@@ -45,7 +46,7 @@ def page(
         _sweeps(results, sweep or {}),
         "<h2>Throughput over time</h2>",
         svg.lines(_curves(labels), "throughput", "days", "samples a second", steps=True),
-        *(_details(label, result) for label, result in labels.items()),
+        *(_details(label, result) for label, result in list(labels.items())[:MOST_DETAILS]),
     ]
     if source:
         parts.append(f"<h2>Scenario</h2><pre>{escape(source)}</pre>")
