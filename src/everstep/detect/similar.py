@@ -54,11 +54,12 @@ class Similarity:
         import numpy as np
 
         self.metrics, self.options = tuple(metrics), options or Options()
-        assert self.options.continuity > self.options.window
+        assert 0 < self.options.window < min(self.options.continuity, 128)  # counts are small integers
         kinds = np.asarray(groups)
         self.groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
         shape = (len(self.metrics), len(kinds))
-        self.ring = np.full((self.options.window, *shape), np.nan)
+        self.ring = np.zeros((self.options.window, *shape))
+        self.known = np.zeros(self.ring.shape, dtype=np.int8)
         self.seen = 0
         self.rows = np.zeros(shape, dtype=np.int64)  # samples in a row that it was an outlier
 
@@ -67,14 +68,14 @@ class Similarity:
         import numpy as np
 
         assert sample.shape == self.rows.shape
-        self.ring[self.seen % self.options.window] = sample
+        at, known = self.seen % self.options.window, np.isfinite(sample)
+        self.ring[at], self.known[at] = np.where(known, sample, 0.0), known
         self.seen += 1
         if self.seen < self.options.window:
             return ()
-        known = ~np.isnan(self.ring)
-        counts = known.sum(axis=0)
-        means = np.where(known, self.ring, 0.0).sum(axis=0) / np.maximum(counts, 1)
-        means[2 * counts <= self.options.window] = np.nan  # who tells little is not judged
+        counts = self.known.sum(axis=0, dtype=np.int8)
+        means = self.ring.sum(axis=0) / np.maximum(counts, 1)
+        means[counts <= self.options.window // 2] = np.nan  # who tells little is not judged
         scores, usual = np.zeros_like(means), np.zeros_like(means)
         for peers in self.groups:
             for row in range(len(self.metrics)):
@@ -95,7 +96,7 @@ def distances(values: Array) -> Array:
     import numpy as np
 
     n = len(values)
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values)
     ranked = values[order]
     below = np.concatenate(([0.0], np.cumsum(ranked)[:-1]))
     above = ranked.sum() - below - ranked
