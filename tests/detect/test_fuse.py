@@ -32,8 +32,9 @@ def test_one_part_keeps_its_meaning() -> None:
 
 
 def test_kinds_that_agree_are_surer_and_the_same_kind_counts_once() -> None:
-    hang, slow = part("hang", 0.7, (5, "n1")), part("slow", 0.7, (-1, "n1"))
-    alone, twice, both = (of(*parts).verdict.confidence for parts in ([hang], [hang, hang], [hang, slow]))
+    hang, again = part("hang", 0.7, (5, "n1")), part("hang", 0.6, (5, "n1"))
+    slow = part("slow", 0.7, (-1, "n1"))
+    alone, twice, both = (of(*parts).verdict.confidence for parts in ([hang], [hang, again], [hang, slow]))
     assert alone == twice < both == pytest.approx(1 - 0.37**2, abs=1e-3)
 
 
@@ -84,6 +85,8 @@ def test_nodes_that_only_appear_together_are_one_hypothesis() -> None:
     assert [b.node for b in fused.verdict.culprits] == ["r1a", "r1b"] and fused.verdict.confidence > 0.75
     one = of(rack, part("hang", 0.9, (4, "r1b"))).verdict
     assert [b.node for b in one.culprits] == ["r1b"]
+    same = of(rack, part("anomaly", 0.9, (-1, "r1b"))).verdict
+    assert same.kind == "slow" and [b.node for b in same.culprits] == ["r1b"]
 
 
 def test_what_nobody_knows_stays_unknown_and_is_kept() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from everstep.detect.logs import WorkerLog, cause_of, classify, moment
+from everstep.detect.logs import MAX_LINE, WorkerLog, cause_of, classify, moment
 from everstep.detect.signatures import Cause
 
 FOLDER = Path(__file__).parent / "data" / "logs"
@@ -132,6 +132,7 @@ def test_clocks(line: str, expected_s: float | None) -> None:
     assert moment(line) == expected_s
 
 
-def test_an_endless_line_costs_nothing() -> None:
-    text = "x" * 10_000_000 + "\nMemoryError"
-    assert cause_of(classify([WorkerLog(0, "n", text)])) is Cause.HOST_MEMORY
+def test_an_endless_line_is_not_read_to_its_end() -> None:
+    endless = "xfs " * MAX_LINE
+    assert cause_of(classify([WorkerLog(0, "n", f"{endless}MemoryError\nMemoryError")])) is Cause.HOST_MEMORY
+    assert cause_of(classify([WorkerLog(0, "n", f"{endless}MemoryError")])) is Cause.UNKNOWN

@@ -137,7 +137,7 @@ def _marked(
 
 
 def _near(series: Series, step: int, limits: Limits) -> list[int]:
-    return [mark for mark in series.marks if mark != step and abs(step - mark) <= limits.within]
+    return [mark for mark in series.marks if abs(step - mark) <= limits.within]
 
 
 def _verdict(cause: str, what: str, confidence: float, who: Blame | None) -> Verdict:

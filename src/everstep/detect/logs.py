@@ -15,7 +15,7 @@ import msgspec
 from everstep.core.types import Blame, Verdict
 from everstep.detect.signatures import SIGNATURES, Cause, Depth
 
-MAX_LINE = 2000  # characters of a line that are looked at; a line of a progress bar may have megabytes
+MAX_LINE = 1000  # characters of a line that are looked at; a progress bar may write megabytes without an end
 SHOWN = 240  # of the line that is quoted as evidence
 WENT_ON = 2  # lines of progress after an error: its worker survived it
 AGREED = 0.3  # what another worker's line of the same cause takes of the remaining doubt

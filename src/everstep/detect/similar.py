@@ -107,7 +107,7 @@ def distances(values: Array) -> Array:
 
 
 def _scores(values: Array, options: Options) -> tuple[Array, float]:
-    """Deviations of each machine's distance above the usual distance (0: no outlier), and the usual value."""
+    """Deviations of each machine's distance above the usual distance, and the usual value."""
     import numpy as np
 
     scores = np.zeros(len(values))
@@ -119,9 +119,7 @@ def _scores(values: Array, options: Options) -> tuple[Array, float]:
     nearest = float(np.median(away))
     floor = options.least * max(abs(usual), TINY)
     scale = max(TO_SIGMA * float(np.median(np.abs(away - nearest))), floor / options.sigmas, TINY)
-    beyond = away - nearest
-    found = np.where(beyond >= floor, beyond / scale, 0.0)
-    scores[known] = found
+    scores[known] = (away - nearest) / scale  # at `sigmas` that is at least the floor
     return scores, usual
 
 
