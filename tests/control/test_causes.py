@@ -60,3 +60,17 @@ def test_the_summary_names_the_class_and_says_what_to_do() -> None:
     text = render(summarize(entries))
     assert "its log: disk-space (97% sure): OSError: [Errno 28] No space left on device" in text
     assert "to do: Free space" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("hang", "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),  # that is the incident
+        ("crash", "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:1"),  # too weak
+        ("crash", "frobd: lane 4 lost sync"),
+    ],
+)
+def test_words_that_explain_nothing_add_nothing(kind: str, words: str) -> None:
+    causes = Causes()
+    for record in (ended(1, words), e.IncidentOpened("I001", kind, blame(1), ""), CLOSED):
+        assert causes.saw(record) == []

@@ -101,3 +101,9 @@ def test_a_corrupt_member_explains_a_loss_that_is_no_number() -> None:
     fused = of(part("anomaly", 0.9, cause="non-finite"), part("corrupt", 0.95, (6, "n3")))
     assert fused.verdict.kind == "corrupt" and fused.verdict.culprits[0].rank == 6
     assert "also anomaly" in fused.verdict.why
+
+
+def test_the_log_explains_before_what_was_seen_earlier() -> None:
+    log = Part(classify([WorkerLog(-1, "n1", XID)]), 50.0)
+    why = of(part("slow", 0.9, (-1, "n1"), at_s=10.0), log, part("hang", 0.9, (5, "n1"), at_s=60.0)).verdict.why
+    assert why.index("hang of") < why.index("behind it: device-lost") < why.index("slow of")

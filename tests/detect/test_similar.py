@@ -89,3 +89,11 @@ def test_ten_thousand_machines() -> None:
         sample[1, 4321] += 2
         told += machine.saw(sample)
     assert [(one.machine, one.metric) for one in told] == [(4321, METRICS[1])]
+
+
+def test_a_small_difference_is_none_however_equal_the_others_are() -> None:
+    for factor, expected in ((1.03, 0), (1.10, 1)):
+        machine = Similarity(("power",), [0] * 8)
+        sample = np.full((1, 8), 600.0)
+        sample[0, 5] *= factor
+        assert len([one for _ in range(40) for one in machine.saw(sample)]) == expected
