@@ -237,6 +237,13 @@ class EvidenceSaved(Event, frozen=True):
     files: tuple[str, ...]
 
 
+class CauseFound(Event, frozen=True):
+    """What the first cause of an incident wrote has a known meaning: the class is the culprit's `cause`."""
+
+    incident: str
+    verdict: Verdict
+
+
 class SurvivorsTold(Event, frozen=True):
     """Every member's agent has signalled its workers to stop; time since the first sign of the fault."""
 
@@ -305,6 +312,7 @@ Record = (
     | IncidentUpdated
     | Decided
     | EvidenceSaved
+    | CauseFound
     | SurvivorsTold
     | StepsSeen
     | IncidentClosed
