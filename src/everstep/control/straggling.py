@@ -1,0 +1,217 @@
+"""The straggler detector in the controller's hands: lines up what heartbeats tell of each step, and says who is slow.
+
+What is slow is an incident of kind "slow", from the verdict until the worker is well again; jitter is an alert. What is
+done about a verdict is decided in one place, `StragglerWatch.answer`. A detector, and what it learned, stays as long
+as the job has the same places (node, local rank), over restarts too: what makes a worker slow is as a rule its node's.
+A controller that is replaced begins to learn anew, and says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from everstep.core import events as e
+from everstep.core.config import Straggler as Settings
+from everstep.core.types import Blame, EpochPlan, NodeProgress, StacksAsked, Verdict
+from everstep.core.work import StepWork
+
+if TYPE_CHECKING:
+    from everstep.detect.straggler import Finding, Straggler
+
+DETECTOR = "everstep.detect.straggler"  # imports numpy: not before there is something to judge
+LEAST_S = 0.01  # a worker that loses less than this in a step is not worth an incident
+SAMPLES = 3  # stacks of a slow worker, one with each heartbeat: one alone may show it between two slow parts
+MOST_STEPS = 512  # waiting for members that tell nothing of them
+
+Place = tuple[str, int]  # node, local rank
+
+
+class Slow(msgspec.Struct):
+    """An open incident."""
+
+    incident: str
+    place: Place
+    step: int  # at the verdict
+    samples: int = 0  # of its stacks, asked for
+
+
+class Lineup:
+    """What the members tell of the same step. It is complete when each told of it, or of a later one."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._newest = dict.fromkeys(ranks, 0)
+        self._steps: dict[int, dict[int, StepWork]] = {}
+        self._done = 0
+
+    def add(self, rank: int, work: StepWork) -> None:
+        if rank in self._newest and work.step > self._done:
+            self._newest[rank] = max(self._newest[rank], work.step)
+            self._steps.setdefault(work.step, {})[rank] = work
+
+    def complete(self) -> list[tuple[int, dict[int, StepWork]]]:
+        """Steps in order, each once, with what is known of them by rank."""
+        upto = min(self._newest.values(), default=0)
+        if len(self._steps) > MOST_STEPS:
+            upto = max(upto, sorted(self._steps)[-MOST_STEPS])
+        ready = sorted(step for step in self._steps if step <= upto)
+        self._done = max([self._done, *ready])
+        return [(step, self._steps.pop(step)) for step in ready]
+
+
+class StragglerWatch:
+    """Feed it the epochs and their heartbeats."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._module: Any = None
+        self._loading: threading.Thread | None = None
+        self._missing = ""  # why there is no detector
+        self._epoch = 0
+        self._places: dict[int, Place] = {}  # by rank, of who acts
+        self._order: tuple[Place, ...] = ()  # the detector's members
+        self._lineup = Lineup(())
+        self._detector: Straggler | None = None
+        self._open: dict[Place, Slow] = {}
+        self._incidents = 0
+        self._found_at: dict[str, int] = {}  # node -> verdicts so far
+
+    def adopt(self, entries: Iterable[e.Entry]) -> list[e.Record]:
+        """An earlier controller's journal. Its verdicts are closed: what it had learned went with it."""
+        open_ones: dict[str, None] = {}
+        for entry in entries:
+            match entry.event:
+                case e.IncidentOpened(incident, "slow", culprits):
+                    open_ones[incident] = None
+                    self._count(culprits[0].node)
+                case e.IncidentClosed(incident):
+                    open_ones.pop(incident, None)
+        return [e.IncidentClosed(name, "a new controller watches anew") for name in open_ones]
+
+    def new_epoch(self, plan: EpochPlan | None, acting: frozenset[int]) -> list[e.Record]:
+        """Other members, or the same ones again."""
+        members = plan.members if plan is not None else ()
+        places = {m.first_rank + k: (m.node, k) for m in members for k in range(m.slots)}
+        self._epoch = plan.epoch if plan is not None else 0
+        self._places = {rank: place for rank, place in places.items() if rank in acting}
+        self._lineup = Lineup(self._places)
+        now = tuple(place for _, place in sorted(self._places.items()))
+        if set(now) <= set(self._order):
+            return []
+        self._order, self._detector = now, None
+        closed, self._open = self._open, {}
+        return [e.IncidentClosed(slow.incident, "the members changed: watched anew") for slow in closed.values()]
+
+    def saw(self, message: NodeProgress, ask: Callable[[str, StacksAsked], None]) -> list[e.Record]:
+        """One heartbeat of this epoch, of workers that act. `ask` sends a question to a node."""
+        if not self._settings.enabled or len(self._places) < 2:
+            return []
+        for worker in message.workers:
+            past = max(0, worker.total_step - worker.step)  # steps of the job before this attempt
+            for work in worker.work:
+                self._lineup.add(worker.rank, msgspec.structs.replace(work, step=work.step + past))
+        records = [record for step in self._judged() for record in step]
+        self._sample(message.node, ask)
+        return records
+
+    def end(self) -> list[e.Record]:
+        """The job has ended."""
+        return [e.IncidentClosed(slow.incident, "slow to the end of the job") for slow in self._open.values()]
+
+    def wait(self) -> None:
+        """Until the detector is loaded: for who has all the time."""
+        if self._loading is not None:
+            self._loading.join()
+
+    # Judging --------------------------------------------------------------------------------------------
+
+    def _judged(self) -> Iterable[list[e.Record]]:
+        steps = self._lineup.complete() if self._loaded() else []
+        if self._missing:
+            why, self._missing = self._missing, ""
+            self._settings = msgspec.structs.replace(self._settings, enabled=False)
+            yield [e.Alert("straggler", f"nobody looks for slow workers: {why}")]
+        for step, told in steps:
+            if self._detector is None:
+                options = self._module.Options(least=self._settings.threshold)
+                self._detector = self._module.Straggler(len(self._order), options)
+            assert self._detector is not None
+            index = {place: number for number, place in enumerate(self._order)}
+            by_member = {index[self._places[rank]]: work for rank, work in told.items()}
+            for finding in self._detector.saw(step, self._module.Work.of(len(self._order), by_member)):
+                yield self._records(finding, by_member)
+
+    def _loaded(self) -> bool:
+        """Importing it takes a while, in which the controller has more urgent things to do."""
+        if self._module is None and self._loading is None:
+            self._loading = threading.Thread(target=self._load, name="everstep-detector", daemon=True)
+            self._loading.start()
+        return self._module is not None
+
+    def _load(self) -> None:
+        try:
+            self._module = importlib.import_module(DETECTOR)
+        except ImportError as error:  # a controller on a machine without numpy
+            self._missing = str(error)
+
+    def _records(self, finding: Finding, told: Mapping[int, StepWork]) -> list[e.Record]:
+        ranks = {place: rank for rank, place in self._places.items()}
+        verdict = finding.verdict([(ranks.get(place, -1), place[0]) for place in self._order])
+        if finding.kind == "jitter":
+            return [e.Alert("jitter", finding.why)]
+        place = self._order[finding.member]
+        if finding.cleared:
+            return self._well(place, finding)
+        if place in self._open:
+            return []
+        if finding.slowdown * _typical_s(told) < LEAST_S:
+            assert self._detector is not None
+            self._detector.forget(finding.member)  # it may become worse
+            return []
+        incident = self._count(place[0])
+        self._open[place] = Slow(incident, place, finding.step)
+        verdict = self._in_words(verdict, finding, ranks.get(place, -1), place)
+        judged = e.SlowJudged(incident, verdict, finding.phase, round(finding.slowdown, 4), finding.since, finding.step)
+        return self.answer(judged)
+
+    def answer(self, judged: e.SlowJudged) -> list[e.Record]:
+        """What is done about a slow worker: it is written down. No action on the job follows from here yet."""
+        return [judged, e.IncidentOpened(judged.incident, "slow", judged.verdict.culprits, judged.verdict.why)]
+
+    def _in_words(self, verdict: Verdict, finding: Finding, rank: int, place: Place) -> Verdict:
+        times = self._found_at[place[0]]
+        again = f" ({times} times so far on this node)" if times > 1 else ""
+        why = (
+            f"rank {rank} on {place[0]} is slow in {finding.phase} since step {finding.since}{again}: {finding.why} "
+            f"(confidence {finding.confidence:.2f})"
+        )
+        culprit = Blame(rank, place[0], f"slow-{finding.phase}", f"{finding.slowdown:+.0%}")
+        return msgspec.structs.replace(verdict, culprits=(culprit,), why=why)
+
+    def _well(self, place: Place, finding: Finding) -> list[e.Record]:
+        slow = self._open.pop(place, None)
+        if slow is None:
+            return []
+        return [e.IncidentClosed(slow.incident, f"well again since step {finding.since}: {finding.why}")]
+
+    def _count(self, node: str) -> str:
+        self._incidents += 1
+        self._found_at[node] = self._found_at.get(node, 0) + 1
+        return f"S{self._incidents:03d}"
+
+    def _sample(self, node: str, ask: Callable[[str, StacksAsked], None]) -> None:
+        """Stacks of this node's slow workers, a few times while they are slow."""
+        for slow in self._open.values():
+            if slow.place[0] == node and slow.place in self._places.values() and slow.samples < SAMPLES:
+                slow.samples += 1
+                ask(node, StacksAsked(slow.incident, self._epoch, (slow.place[1],), alive=True))
+
+
+def _typical_s(told: Mapping[int, StepWork]) -> float:
+    """Median of the members' own time of one step."""
+    times = sorted(work.work_s for work in told.values())
+    return times[len(times) // 2] if times else 0.0
