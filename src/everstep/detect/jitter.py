@@ -32,10 +32,6 @@ class Jitter:
         before, self.going_on = self.going_on, self.cost > (OVER if self.going_on else WORTH) and self._shared()
         return before is not self.going_on
 
-    def others_rate(self) -> Floats:
-        """For each member, the mean rate of the others."""
-        return np.asarray((self.rates.sum() - self.rates) / max(1, len(self.rates) - 1))
-
     def forget(self, member: int) -> None:
         self.rates[member] = 0.0
 

@@ -11,27 +11,30 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 FLAGGED_UNDER = 0.75  # NVRx's default for both of its scores
 
 
 def others_median(values: Floats) -> Floats:
     """For each member, the median of the other members' known values; nan where nobody else's is known."""
-    size = values.shape[-1]
-    if size == 1:
-        return np.full(values.shape, np.nan)
-    order = values.argsort(-1)  # nan comes last
-    ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, np.broadcast_to(np.arange(size), order.shape), -1)
-    ordered = np.take_along_axis(values, order, -1)
-    count = (~np.isnan(values)).sum(-1, keepdims=True)
-    rest = count - (ranks < count)  # known values without one's own
-    low, high = np.maximum(rest - 1, 0) // 2, rest // 2
-    low, high = low + (ranks <= low), high + (ranks <= high)  # from "without me" to "among all"
-    top = size - 1
-    middle = np.take_along_axis(ordered, np.minimum(low, top), -1) + np.take_along_axis(
-        ordered, np.minimum(high, top), -1
-    )
-    return np.where(rest > 0, middle / 2, np.nan)
+    ordered = np.sort(values, -1)  # nan comes last
+    known = ~np.isnan(values)
+    count = known.sum(-1, keepdims=True)
+    low, high = (np.maximum(count + shift, 0) // 2 for shift in (-2, -1))  # of all but one, in their order
+    halves = [_without(values, ordered, at) for at in (low, high)]
+    mine = np.where(count > 1, (halves[0] + halves[1]) / 2, np.nan)
+    all_known = _at(ordered, np.maximum(count - 1, 0) // 2) + _at(ordered, count // 2)
+    return np.where(known, mine, all_known / 2)
+
+
+def _without(values: Floats, ordered: Floats, at: Indices) -> Floats:
+    """The value at this place of the order that is left without oneself. Among equals it does not matter who goes."""
+    here = _at(ordered, at)
+    return np.where(values <= here, _at(ordered, at + 1), here)
+
+
+def _at(ordered: Floats, index: Indices) -> Floats:
+    return np.take_along_axis(ordered, np.minimum(index, ordered.shape[-1] - 1), -1)
 
 
 def relative_scores(times_s: Floats) -> Floats:

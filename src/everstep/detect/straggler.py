@@ -10,7 +10,7 @@ what was summed up since its onset must then validate it:
 
 - at least `least` slower on average, so tiny but certain shifts are no event;
 - slower than its own past too: when the others became faster, it is not to blame;
-- late in more steps than pauses that go around among the others explain (`jitter`): a binomial test at 4 sigma.
+- late in more steps than pauses that go around among the others explain: a binomial test (chance below 1e-5).
 
 ResiHP validates above 1.25 x predicted or at a change point. Here only the change point counts: 10 % never reaches
 1.25, and above it the bounded CUSUM needs four steps whatever the size. Steady differences from the start are part of
@@ -22,6 +22,7 @@ Cost: arrays over members, no loop over them; some 60 numpy calls a step.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -38,8 +39,10 @@ from everstep.detect.workload import WorkloadModel
 
 PHASES = ("compute", "data", "save")
 CONDEMNED = 1.0 / FLAGGED_UNDER - 1.0
-HIT = 3.0  # spreads above the usual: late in this step
-SIGMAS = 4.0
+LATE = 2.0  # spreads above the usual: late in this step
+PAUSE = 3.0  # the same, for what may be jitter
+RATE_MEMORY = 1.0 / 32  # weight of the newest step in how often a member is late
+CHANCE = 1e-5  # that pauses which go around make one member late as often as this
 JITTERY = 1.0 / 8  # pauses that go around become usual this much slower than other noise
 PATIENCE = 8  # steps a candidate has to be slower than its own past
 
@@ -120,6 +123,7 @@ class Straggler:
         self._up = Cusum((3, members), tracked=4)
         self._down = Cusum((members,), tracked=0, drift=0.0)
         self._jitter = Jitter(members)
+        self._late_rate = np.zeros(members)
         self._channel = np.full(members, -1)  # in which a member is slow; -1: it is not
         self._slowdown = np.zeros(members)
         self._since = np.zeros(members, dtype=np.int64)
@@ -145,6 +149,7 @@ class Straggler:
         """Another process has this place."""
         self._usual.forget(member)
         self._jitter.forget(member)
+        self._late_rate[member] = 0.0
         self._release(np.arange(self._members) == member)
 
     def saw(self, step: int, work: Work) -> tuple[Finding, ...]:
@@ -153,21 +158,27 @@ class Straggler:
             self._first.append((step, work))
             return self._begin() if len(self._first) == self._options.warm else ()
         values = self._values(work)
-        excess, own = self._usual.excess(values)
+        healthy = self._channel < 0
+        excess, own = self._usual.excess(values, healthy)
         before = self._usual.count >= self._needed
-        healthy = self._channel < 0
-        hits = (excess > HIT * self._usual.spread) & (excess > self._options.least) & before
         z = np.where(before & healthy, excess / self._usual.lasting, np.nan)
-        late = hits.any(0) & healthy
-        others = np.broadcast_to((late.sum() - late) / max(1, self._members - 1), z.shape)
-        self._up.saw(step, z, np.stack((excess, own, hits, others)))
+        self._up.saw(step, z, self._evidence(excess, own, before & healthy))
         found = self._lifted(step, excess) + self._judged(step)
-        found += self._jittered(step, late & (self._channel < 0), excess)
         healthy = self._channel < 0
+        pauses = (excess > PAUSE * self._usual.spread) & (excess > self._options.least) & before & healthy
+        found += self._jittered(step, pauses.any(0), excess)
         adapt = JITTERY if self._jitter.going_on else 1.0
         self._usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), adapt)
         self._learn(work, healthy)
         return found + self._from_start(step, ~before & (self._usual.count >= self._needed))
+
+    def _evidence(self, excess: Floats, own: Floats, judged: Flags) -> Floats:
+        """What is summed up since an onset: excess, own excess, own late steps, the others' late steps a member."""
+        late = (excess > LATE * self._usual.spread) & (excess > self._options.least / 2) & judged
+        anyhow = late.any(0)
+        others = (anyhow.sum() - anyhow) / max(1, self._members - 1)
+        self._late_rate += RATE_MEMORY * (anyhow - self._late_rate)
+        return np.stack((excess, own, late, np.broadcast_to(others, excess.shape)))
 
     def _begin(self) -> tuple[Finding, ...]:
         steps = [work for _, work in self._first]
@@ -206,10 +217,10 @@ class Straggler:
         candidates = self._up.alarms
         if not candidates.any():
             return ()
-        excess, own, hits, others = self._up.means()
+        excess, own, late, others = self._up.means()
         length = self._up.length
         enough, own_past = excess > self._options.least, own > excess / 2
-        slow = candidates & enough & own_past & self._concentrated(hits, others, length)
+        slow = candidates & enough & own_past & self._concentrated(late, others, length)
         settled = candidates & ~slow & (~own_past & (length >= PATIENCE) | ~enough & (length >= self._options.horizon))
         self._usual.accept(settled, excess)
         self._up.clear(settled)
@@ -217,16 +228,18 @@ class Straggler:
         found = []
         for member in np.flatnonzero(slow.any(0)):
             channel = int(ranked[:, member].argmax())
-            told = self._told(step, int(member), channel, float(hits[channel, member]))
+            told = self._told(step, int(member), channel, float(late[channel, member]))
             found.append(told)
         return tuple(found)
 
-    def _concentrated(self, hits: Floats, others: Floats, length: NDArray[np.int64]) -> Flags:
-        """Whether this member is late more often than the others' pauses explain."""
-        rate = np.maximum(self._jitter.others_rate(), others) + 0.5 / ((self._members - 1) * length + 1)
-        rate = np.minimum(rate, 0.95)
-        late = hits * length - rate * length
-        return np.asarray((late >= SIGMAS * np.sqrt(length * rate * (1 - rate))) & (hits * length >= 3))
+    def _concentrated(self, late: Floats, others: Floats, length: NDArray[np.int64]) -> Flags:
+        """Whether this member is late more often than the others' pauses explain: Chernoff's bound of the binomial
+        tail, with the higher of the others' rates before and since the onset."""
+        before = (self._late_rate.sum() - self._late_rate) / max(1, self._members - 1)
+        rate = np.maximum(before, others) + 0.5 / ((self._members - 1) * length + 1)
+        rate, share = np.minimum(rate, 0.95), np.clip(late, 1e-9, 1 - 1e-9)
+        surprise = share * np.log(share / rate) + (1 - share) * np.log((1 - share) / (1 - rate))
+        return np.asarray((share > rate) & (length * surprise > -math.log(CHANCE)))
 
     def _told(self, step: int, member: int, channel: int, late: float) -> Finding:
         excess, own = self._up.means()[:2, channel, member]

@@ -27,6 +27,7 @@ class Usual:
         self.count = np.zeros(shape, dtype=np.int64)  # values learned from
         self._products = np.zeros((2, *shape))  # of successive distances, and of one with itself: mean of each
         self._before = np.full(shape, np.nan)
+        self._alone = np.zeros(shape, dtype=bool)  # in this step
         self._horizon, self._floor = horizon, floor
 
     def begin(self, values: Floats) -> None:
@@ -43,11 +44,13 @@ class Usual:
         for apart_now in np.where(np.isnan(apart), values - self.own, apart - self.distance):
             self._persists(apart_now, np.asarray(1.0 / len(values)))
 
-    def excess(self, values: Floats) -> tuple[Floats, Floats]:
-        """(beyond the usual distance to the others, beyond the usual own level). Without others, the second twice."""
+    def excess(self, values: Floats, healthy: Flags) -> tuple[Floats, Floats]:
+        """(beyond the usual distance to the others that are healthy, beyond the usual own level). Without others, the
+        second twice."""
         own = values - self.own
-        apart = values - others_median(values) - self.distance
-        return np.where(np.isnan(apart), own, apart), own
+        apart = values - others_median(np.where(healthy, values, np.nan)) - self.distance
+        self._alone = np.isnan(apart)
+        return np.where(self._alone, own, apart), own
 
     @property
     def spread(self) -> Floats:
@@ -72,7 +75,7 @@ class Usual:
         bound = PULL * self.spread
         excess, alone = np.where(known, excess, 0.0), np.where(known, own - shared, 0.0)
         self.own = self.own + gain * np.clip(alone, -bound, bound) + FOLLOW * known * shared
-        self.distance = self.distance + gain * np.clip(excess, -bound, bound)
+        self.distance = self.distance + np.where(self._alone, 0.0, gain * np.clip(excess, -bound, bound))
         wider = np.where(np.abs(excess) > MEDIAN_TO_SIGMA * self.scatter, adapt, -adapt)
         self.scatter = np.maximum(self.scatter * np.exp(gain * wider), self._floor)
         self.count = self.count + healthy
