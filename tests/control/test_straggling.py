@@ -169,6 +169,15 @@ def test_a_controller_without_numpy_says_so_once(monkeypatch: pytest.MonkeyPatch
     assert isinstance(alert, e.Alert) and "no_such_detector" in alert.text
 
 
+def test_a_defect_of_the_detector_ends_the_watch_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    job.run(20)
+    monkeypatch.setattr("everstep.detect.straggler.Straggler.saw", lambda self, step, work: 1 / 0)
+    (alert,) = job.run(20)
+    assert isinstance(alert, e.Alert) and "ZeroDivisionError" in alert.text
+    assert not job.run(20)
+
+
 # Steps side by side -------------------------------------------------------------------------------------
 
 

@@ -162,8 +162,8 @@ class Worker:
         )
 
     def _new_work(self) -> tuple[StepWork, ...]:
-        """Of the steps since it was asked last. Of many those whose numbers a power of two divides: nodes that report at
-        other moments then tell of the same ones."""
+        """Of the steps since it was asked last. Of many those whose numbers a power of two divides: nodes which report
+        at other moments then tell of the same ones."""
         if self.page is None:
             return ()
         self.told_step = min(self.told_step, self.page[Word.STEPS])  # a session went back

@@ -45,17 +45,25 @@ class Lineup:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._newest = dict.fromkeys(ranks, 0)
+        self._least, self._at_least = 0, len(self._newest)  # the smallest of these, and how many have it
         self._steps: dict[int, dict[int, StepWork]] = {}
         self._done = 0
 
     def add(self, rank: int, work: StepWork) -> None:
-        if rank in self._newest and work.step > self._done:
-            self._newest[rank] = max(self._newest[rank], work.step)
-            self._steps.setdefault(work.step, {})[rank] = work
+        newest = self._newest.get(rank)
+        if newest is None or work.step <= self._done:
+            return
+        self._steps.setdefault(work.step, {})[rank] = work
+        self._newest[rank] = max(newest, work.step)
+        if newest == self._least < work.step:
+            self._at_least -= 1
+            if not self._at_least:  # once a step, however many members there are
+                self._least = min(self._newest.values())
+                self._at_least = sum(step == self._least for step in self._newest.values())
 
     def complete(self) -> list[tuple[int, dict[int, StepWork]]]:
         """Steps in order, each once, with what is known of them by rank."""
-        upto = min(self._newest.values(), default=0)
+        upto = self._least
         if len(self._steps) > MOST_STEPS:
             upto = max(upto, sorted(self._steps)[-MOST_STEPS])
         ready = sorted(step for step in self._steps if step <= upto)
@@ -73,7 +81,7 @@ class StragglerWatch:
         self._missing = ""  # why there is no detector
         self._epoch = 0
         self._places: dict[int, Place] = {}  # by rank, of who acts
-        self._order: tuple[Place, ...] = ()  # the detector's members
+        self._order: dict[Place, int] = {}  # the detector's members
         self._lineup = Lineup(())
         self._detector: Straggler | None = None
         self._open: dict[Place, Slow] = {}
@@ -99,10 +107,10 @@ class StragglerWatch:
         self._epoch = plan.epoch if plan is not None else 0
         self._places = {rank: place for rank, place in places.items() if rank in acting}
         self._lineup = Lineup(self._places)
-        now = tuple(place for _, place in sorted(self._places.items()))
-        if set(now) <= set(self._order):
+        if self._order.keys() >= set(self._places.values()):
             return []
-        self._order, self._detector = now, None
+        self._order = {place: number for number, (_, place) in enumerate(sorted(self._places.items()))}
+        self._detector = None
         closed, self._open = self._open, {}
         return [e.IncidentClosed(slow.incident, "the members changed: watched anew") for slow in closed.values()]
 
@@ -113,7 +121,7 @@ class StragglerWatch:
         for worker in message.workers:
             past = max(0, worker.total_step - worker.step)  # steps of the job before this attempt
             for work in worker.work:
-                self._lineup.add(worker.rank, msgspec.structs.replace(work, step=work.step + past))
+                self._lineup.add(worker.rank, msgspec.structs.replace(work, step=work.step + past) if past else work)
         records = [record for step in self._judged() for record in step]
         self._sample(message.node, ask)
         return records
@@ -136,14 +144,23 @@ class StragglerWatch:
             self._settings = msgspec.structs.replace(self._settings, enabled=False)
             yield [e.Alert("straggler", f"nobody looks for slow workers: {why}")]
         for step, told in steps:
-            if self._detector is None:
-                options = self._module.Options(least=self._settings.threshold)
-                self._detector = self._module.Straggler(len(self._order), options)
-            assert self._detector is not None
-            index = {place: number for number, place in enumerate(self._order)}
-            by_member = {index[self._places[rank]]: work for rank, work in told.items()}
-            for finding in self._detector.saw(step, self._module.Work.of(len(self._order), by_member)):
+            by_member = {self._order[self._places[rank]]: work for rank, work in told.items()}
+            for finding in self._findings(step, by_member):
                 yield self._records(finding, by_member)
+            if self._missing:
+                return  # it is told with the next heartbeat
+
+    def _findings(self, step: int, told: Mapping[int, StepWork]) -> tuple[Finding, ...]:
+        """Of the detector. A defect of it must not end the controller: it ends the watch."""
+        size = len(self._order)
+        try:
+            if self._detector is None:
+                self._detector = self._module.Straggler(size, self._module.Options(least=self._settings.threshold))
+            assert self._detector is not None
+            return self._detector.saw(step, self._module.Work.of(size, told))
+        except Exception as error:  # noqa: BLE001 - told at once
+            self._missing = f"{type(error).__name__}: {error}"
+            return ()
 
     def _loaded(self) -> bool:
         """Importing it takes a while, in which the controller has more urgent things to do."""
@@ -163,7 +180,7 @@ class StragglerWatch:
         verdict = finding.verdict([(ranks.get(place, -1), place[0]) for place in self._order])
         if finding.kind == "jitter":
             return [e.Alert("jitter", finding.why)]
-        place = self._order[finding.member]
+        place = list(self._order)[finding.member]
         if finding.cleared:
             return self._well(place, finding)
         if place in self._open:

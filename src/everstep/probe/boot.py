@@ -21,7 +21,9 @@ from everstep.probe import loaders, owntime, phases, progress
 from everstep.probe.owntime import Account
 from everstep.probe.termination import Termination
 
-P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 _progress = progress.Progress()
 _termination = Termination(_progress)
@@ -93,8 +95,8 @@ def undone() -> None:
 def lengths(lengths: Iterable[int]) -> None:
     """The script tells the lengths of the sequences of the step under way, before its optimizer's step.
 
-    So that long sequences are not taken for a slow worker. Needed where shapes do not tell it: packed or sorted sequences,
-    batches that are not token ids first. Several calls in a step add up. Raises ValueError for a negative length.
+    So that long sequences are not taken for a slow worker. Needed where shapes do not tell it: packed sequences,
+    batches that do not begin with token ids. Several calls in a step add up. Raises ValueError for a negative length.
     """
     _progress.own.lengths(lengths)
 

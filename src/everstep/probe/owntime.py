@@ -20,7 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from everstep.core.page import Page
 
-P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 Hook = Callable[..., Any]
 
 

@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from everstep.comms.collectives import Communicator
+from everstep.probe import boot
 from everstep.state.flatten import Stateful
 from everstep.state.local import is_sharded
 from everstep.train import restartable

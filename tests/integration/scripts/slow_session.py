@@ -1,6 +1,6 @@
 """A session whose members get sequences of uneven lengths, one of them longer ones; time follows the lengths.
 
-Without an end. From step 40 on the member with role 1 gets twice as long ones: it is no slower. A file
+Without an end. From step 30 on the member with role 1 gets twice as long ones: it is no slower. A file
 `forward-ROLE` makes that member slower indeed.
 """
 
@@ -15,7 +15,7 @@ import torch
 import everstep
 
 SECONDS = 1e-3  # a token
-SKEWED_FROM, SKEWED = 40, 1
+SKEWED_FROM, SKEWED = 30, 1
 MORE = 1.6  # times as long
 
 
@@ -23,7 +23,7 @@ def lengths(step: int, role: int) -> list[int]:
     """Of the two sequences of this step: packed into one row, so no shape tells them."""
     chance = random.Random(f"{step} {role}")
     long = 2 if step >= SKEWED_FROM and role == SKEWED else 1
-    return [long * chance.randint(10, 30) for _ in range(2)]
+    return [long * chance.randint(8, 22) for _ in range(2)]
 
 
 def main() -> None:
