@@ -27,7 +27,7 @@ class Job:
     """Three nodes with a worker each. `run` makes steps and reports them, some at a time."""
 
     def __init__(self, settings: Straggler | None = None) -> None:
-        self.watch = StragglerWatch(settings or Straggler())
+        self.watch = StragglerWatch(settings or Straggler(lasts_s=0))
         self.records: list[e.Record] = []
         self.asked: list[tuple[str, StacksAsked]] = []
         self.chance = random.Random(1)
@@ -44,7 +44,7 @@ class Job:
         for first in range(self.step + 1, self.step + steps + 1, 5):
             for rank, member in enumerate(self.plan.members):
                 work = [self.work(step, extra(step, rank)) for step in range(first, first + 5)]
-                self.records += self.watch.saw(beat(self.plan, member.node, rank, work), self._ask)
+                self.records += self.watch.saw(beat(self.plan, member.node, rank, work), first * STEP_S, self._ask)
                 self.watch.wait()
         self.step += steps
         return self.records[before:]
@@ -80,7 +80,9 @@ def test_a_slow_worker_is_one_incident_until_it_is_well_again() -> None:
     assert job.asked == [("node1", StacksAsked("S001", 1, (0,), alive=True))] * SAMPLES
     (closed,) = job.run(40)
     assert isinstance(closed, e.IncidentClosed)
-    assert closed.incident == "S001" and closed.outcome.startswith("well again since step 6")
+    assert closed.incident == "S001" and closed.outcome.startswith(
+        "well again: compute takes as long as before again, since step 6"
+    )
     _, opened = job.run(20, only(1))
     assert isinstance(opened, e.IncidentOpened)
     assert opened.incident == "S002" and "2 times so far on this node" in opened.why
@@ -92,11 +94,23 @@ def test_pauses_that_go_around_are_told_and_nobody_is_blamed() -> None:
     told = job.run(120, lambda step, rank: 0.1 if step % 9 == 3 * rank else 0.0)
     assert [record.kind for record in told if isinstance(record, e.Alert)] == ["jitter"]
     assert len(told) == 1
+    (alert,) = job.run(200)
+    assert isinstance(alert, e.Alert) and alert.text.startswith("over: ")
+
+
+def test_what_does_not_last_is_told_nobody() -> None:
+    """Steps of 0.1 s: it has to last for 30 of them, counted from its onset."""
+    job = Job(Straggler(lasts_s=3.0))
+    job.run(40)
+    assert not job.run(20, only(1)) and not job.run(40)
+    assert not job.run(120, lambda step, rank: 0.1 if step % 9 == 3 * rank and step < 120 else 0.0)
+    assert not job.run(25, only(2))
+    assert [type(record) for record in job.run(10, only(2))] == [e.SlowJudged, e.IncidentOpened]
 
 
 def test_a_small_loss_is_told_only_when_it_becomes_worth_it() -> None:
     """A tenth of 100 ms is at the limit of what is worth an incident; 6 ms are under it."""
-    job = Job(Straggler(threshold=0.03))
+    job = Job(Straggler(threshold=0.03, lasts_s=0))
     job.run(40)
     assert not job.run(100, only(2, 0.006))
     assert [type(record) for record in job.run(60, only(2, 0.05))] == [e.SlowJudged, e.IncidentOpened]

@@ -13,7 +13,8 @@ from everstep.testing.local import LocalRun
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # A slow-down here is of 60 % and more; on a busy machine steps of 50 ms scatter.
-OPTIONS = ("--nproc-per-node", "3", "--set", "control.heartbeat_s=0.1", "--set", "straggler.threshold=0.3")
+SETTINGS = ("control.heartbeat_s=0.1", "straggler.threshold=0.3", "straggler.lasts_s=0")
+OPTIONS = ("--nproc-per-node", "3", *(word for setting in SETTINGS for word in ("--set", setting)))
 WITHIN = 25  # steps from the onset to the verdict; on a quiet machine it is 3 to 8
 DUTY_S = 0.04  # stopped, then running
 

@@ -69,6 +69,11 @@ class Trainer:
         return work
 
 
+def page_time(page: Page) -> float:
+    """When the last step ended."""
+    return page[Word.STEP_NS] / 1e9
+
+
 @pytest.fixture
 def trainer(page: Page) -> Trainer:
     return Trainer(page)
@@ -101,7 +106,7 @@ def test_waits_are_nobodys_work(trainer: Trainer) -> None:
     def idle() -> None:
         time.sleep(10 * NAP_S)
 
-    begin = time.monotonic()
+    begin = page_time(trainer.page)
     wait()
     work = trainer.step()
     assert time.monotonic() - begin - work.work_s >= 20 * NAP_S
@@ -146,12 +151,13 @@ def test_only_the_last_steps_are_held(page: Page, trainer: Trainer) -> None:
     [
         ({"input_ids": torch.zeros(7, dtype=torch.int64)}, (3 * 7, 3 * 49)),
         ((torch.zeros(5, dtype=torch.int32), 0.0), (3 * 5, 3 * 25)),
-        (torch.zeros(5), (0, 0)),  # features, not tokens
-        (torch.zeros(2, 5, dtype=torch.int64), (0, 0)),
-        ({"pixels": torch.zeros(5)}, (0, 0)),
+        (torch.zeros(5), (3, 3)),  # features, not tokens: three samples
+        (torch.zeros(2, 5, dtype=torch.int64), (3, 3)),
+        ({"pixels": torch.zeros(5), "labels": 1}, (3, 3)),
+        ("text", (0, 0)),
     ],
 )
-def test_shapes_tell_lengths_when_they_are_sure_to(trainer: Trainer, item: Any, told: tuple[int, int]) -> None:
+def test_shapes_tell_how_much_work_there_is(trainer: Trainer, item: Any, told: tuple[int, int]) -> None:
     batches = iter(torch.utils.data.DataLoader(Slow(item), batch_size=3))
     next(batches)
     work = trainer.step()
@@ -163,6 +169,22 @@ def test_shapes_tell_lengths_when_they_are_sure_to(trainer: Trainer, item: Any, 
     work = trainer.step()
     assert (work.tokens, work.squares) == (15, 113)  # the script knows better, whatever the order
     assert trainer.step().tokens == 0
+
+
+def test_what_a_share_reads_counts_once(trainer: Trainer) -> None:
+    """A session reads through a loader of torch's own."""
+    loader = torch.utils.data.DataLoader(Slow(torch.zeros(5, dtype=torch.int64), NAP_S), batch_size=2)
+    items = boot.reading(zip(range(2), loader))  # noqa: B905 - the loader has more
+    assert [number for number, _ in items] == [0, 1]
+    work = trainer.step()
+    assert (work.tokens, work.squares) == (2 * 2 * 5, 2 * 2 * 25)
+    assert work.data_s >= 2 * 2 * NAP_S
+
+
+def test_steps_that_are_not_in_a_row_are_no_measure(page: Page) -> None:
+    for step in (4, 5, 5, 9, 10, 7, 8):
+        boot.committed(step)
+    assert [work.step for work in page.work(0)] == [5, 8]  # 10 is ahead of where the session is
 
 
 def test_a_negative_length_is_refused() -> None:
@@ -182,12 +204,12 @@ def test_backward_under_ddp_is_hooked_and_its_hooks_are_gone_afterwards(trainer:
         loss.backward(retain_graph=True)
         assert not loss._backward_hooks
         loss.backward()
-        work = trainer.step()
+        trainer.step()
         with pytest.raises(RuntimeError, match="scalar"):
             torch.ones(2, requires_grad=True).exp().backward()
-        begin = time.monotonic()
+        trainer.step()
+        begin = page_time(trainer.page)
         time.sleep(NAP_S)
-        work = trainer.step()
-        assert NAP_S <= work.work_s <= time.monotonic() - begin + NAP_S  # nothing stayed open
+        assert NAP_S <= trainer.step().work_s <= time.monotonic() - begin  # nothing stayed open
     finally:
         dist.destroy_process_group()

@@ -329,7 +329,7 @@ class Controller:
             self.record(seen, now)
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
-            self._record_all(self.stragglers.saw(message, self._send), now)
+            self._record_all(self.stragglers.saw(message, now, self._send), now)
 
     def _compare(self, seen: e.StepsSeen, now: float) -> None:
         """A step counter that fell back after a restart is told at once."""

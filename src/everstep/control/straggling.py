@@ -9,9 +9,10 @@ A controller that is replaced begins to learn anew, and says so.
 from __future__ import annotations
 
 import importlib
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +30,7 @@ SAMPLES = 3  # stacks of a slow worker, one with each heartbeat: one alone may s
 MOST_STEPS = 512  # waiting for members that tell nothing of them
 
 Place = tuple[str, int]  # node, local rank
+EVERYBODY: Place = ("", -1)  # whom jitter concerns
 
 
 class Slow(msgspec.Struct):
@@ -36,8 +38,14 @@ class Slow(msgspec.Struct):
 
     incident: str
     place: Place
-    step: int  # at the verdict
     samples: int = 0  # of its stacks, asked for
+
+
+class Pending(NamedTuple):
+    """A verdict that has to last yet."""
+
+    finding: Finding
+    due_s: float
 
 
 class Lineup:
@@ -84,7 +92,9 @@ class StragglerWatch:
         self._order: dict[Place, int] = {}  # the detector's members
         self._lineup = Lineup(())
         self._detector: Straggler | None = None
+        self._pending: dict[Place, Pending] = {}
         self._open: dict[Place, Slow] = {}
+        self._jitters = False  # it was told
         self._incidents = 0
         self._found_at: dict[str, int] = {}  # node -> verdicts so far
 
@@ -110,11 +120,12 @@ class StragglerWatch:
         if self._order.keys() >= set(self._places.values()):
             return []
         self._order = {place: number for number, (_, place) in enumerate(sorted(self._places.items()))}
-        self._detector = None
+        self._detector, self._jitters = None, False
+        self._pending.clear()
         closed, self._open = self._open, {}
         return [e.IncidentClosed(slow.incident, "the members changed: watched anew") for slow in closed.values()]
 
-    def saw(self, message: NodeProgress, ask: Callable[[str, StacksAsked], None]) -> list[e.Record]:
+    def saw(self, message: NodeProgress, now: float, ask: Callable[[str, StacksAsked], None]) -> list[e.Record]:
         """One heartbeat of this epoch, of workers that act. `ask` sends a question to a node."""
         if not self._settings.enabled or len(self._places) < 2:
             return []
@@ -122,7 +133,7 @@ class StragglerWatch:
             past = max(0, worker.total_step - worker.step)  # steps of the job before this attempt
             for work in worker.work:
                 self._lineup.add(worker.rank, msgspec.structs.replace(work, step=work.step + past) if past else work)
-        records = [record for step in self._judged() for record in step]
+        records = [*itertools.chain(*self._judged(now)), *self._due(now)]
         self._sample(message.node, ask)
         return records
 
@@ -137,7 +148,7 @@ class StragglerWatch:
 
     # Judging --------------------------------------------------------------------------------------------
 
-    def _judged(self) -> Iterable[list[e.Record]]:
+    def _judged(self, now: float) -> Iterable[list[e.Record]]:
         steps = self._lineup.complete() if self._loaded() else []
         if self._missing:
             why, self._missing = self._missing, ""
@@ -146,7 +157,7 @@ class StragglerWatch:
         for step, told in steps:
             by_member = {self._order[self._places[rank]]: work for rank, work in told.items()}
             for finding in self._findings(step, by_member):
-                yield self._records(finding, by_member)
+                yield self._records(finding, by_member, now)
             if self._missing:
                 return  # it is told with the next heartbeat
 
@@ -175,22 +186,36 @@ class StragglerWatch:
         except ImportError as error:  # a controller on a machine without numpy
             self._missing = str(error)
 
-    def _records(self, finding: Finding, told: Mapping[int, StepWork]) -> list[e.Record]:
-        ranks = {place: rank for rank, place in self._places.items()}
-        verdict = finding.verdict([(ranks.get(place, -1), place[0]) for place in self._order])
-        if finding.kind == "jitter":
-            return [e.Alert("jitter", finding.why)]
-        place = list(self._order)[finding.member]
+    def _records(self, finding: Finding, told: Mapping[int, StepWork], now: float) -> list[e.Record]:
+        place = list(self._order)[finding.member] if finding.member >= 0 else EVERYBODY
         if finding.cleared:
             return self._well(place, finding)
-        if place in self._open:
+        if place in self._open or place in self._pending:
             return []
-        if finding.slowdown * _typical_s(told) < LEAST_S:
+        typical_s = _typical_s(told)
+        if place is not EVERYBODY and finding.slowdown * typical_s < LEAST_S:
             assert self._detector is not None
             self._detector.forget(finding.member)  # it may become worse
             return []
+        lasted_s = (finding.step - finding.since) * typical_s
+        self._pending[place] = Pending(finding, now + self._settings.lasts_s - lasted_s)
+        return []
+
+    def _due(self, now: float) -> Iterator[e.Record]:
+        """What has lasted for long enough to be told."""
+        for place, pending in list(self._pending.items()):
+            if pending.due_s <= now:
+                del self._pending[place]
+                yield from self._told(place, pending.finding)
+
+    def _told(self, place: Place, finding: Finding) -> list[e.Record]:
+        if place is EVERYBODY:
+            self._jitters = True
+            return [e.Alert("jitter", finding.why)]
+        ranks = {place: rank for rank, place in self._places.items()}
+        verdict = finding.verdict([(ranks.get(each, -1), each[0]) for each in self._order])
         incident = self._count(place[0])
-        self._open[place] = Slow(incident, place, finding.step)
+        self._open[place] = Slow(incident, place)
         verdict = self._in_words(verdict, finding, ranks.get(place, -1), place)
         judged = e.SlowJudged(incident, verdict, finding.phase, round(finding.slowdown, 4), finding.since, finding.step)
         return self.answer(judged)
@@ -210,10 +235,12 @@ class StragglerWatch:
         return msgspec.structs.replace(verdict, culprits=(culprit,), why=why)
 
     def _well(self, place: Place, finding: Finding) -> list[e.Record]:
+        self._pending.pop(place, None)
+        if place is EVERYBODY:
+            told, self._jitters = self._jitters, False
+            return [e.Alert("jitter", f"over: {finding.why}")] if told else []
         slow = self._open.pop(place, None)
-        if slow is None:
-            return []
-        return [e.IncidentClosed(slow.incident, f"well again since step {finding.since}: {finding.why}")]
+        return [e.IncidentClosed(slow.incident, f"well again: {finding.why}")] if slow is not None else []
 
     def _count(self, node: str) -> str:
         self._incidents += 1

@@ -64,6 +64,7 @@ class Straggler(Group, frozen=True):
 
     enabled: bool = True
     threshold: Annotated[float, msgspec.Meta(gt=0)] = 0.1  # slow: takes this much longer than usual, as a share
+    lasts_s: Seconds = 10.0  # a slow-down that is over sooner is told nobody
 
 
 class Std(enum.IntFlag):

@@ -87,6 +87,12 @@ def reading(items: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
     return _progress.own.reading(items)
 
 
+def waits_in(work: Any) -> None:
+    """`work.wait` of this class of operations is a wait. torch.distributed's own are hooked from the start."""
+    if not hasattr(work.wait, "__wrapped__"):
+        work.wait = owntime.waiting(_progress.own, work.wait)
+
+
 def undone() -> None:
     """The step under way is begun again, or in another epoch: how long it took says nothing."""
     _progress.own.forget()

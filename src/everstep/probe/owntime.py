@@ -47,6 +47,7 @@ class OwnTime:
         self.page = page
         self._owner = threading.main_thread().ident
         self._open: list[Account] = []
+        self._step = 0
         self.forget()
 
     def forget(self) -> None:
@@ -88,10 +89,10 @@ class OwnTime:
         """This thread has made the step of that number, which ends here."""
         self._owner = threading.get_ident()
         self._charge()
-        if self._whole and self.page is not None:
+        if self._whole and self.page is not None and step == self._step + 1:  # else a session went back, or on
             compute, _, data, save = self._spent
             self.page.log_work(step, compute + data + save, data, save, self._tokens, self._squares)
-        self._whole = True
+        self._whole, self._step = True, step
         self._empty()
 
     def lengths(self, lengths: Iterable[int]) -> None:
@@ -105,7 +106,7 @@ class OwnTime:
             self._squares += length * length
 
     def batch(self, batch: Any) -> None:
-        """A batch was read. Its shape tells the lengths when it is one of token ids."""
+        """A batch was read. Its shape tells how much work it is."""
         if not self._told and Account.DATA not in self._open:  # else a reader in a reader: it is counted outside
             sequences, length = _shape(batch)
             self._tokens += sequences * length
@@ -134,17 +135,17 @@ class OwnTime:
 
 
 def _shape(batch: Any) -> tuple[int, int]:
-    """Sequences and their common length, padding included, which costs as much; zeros when it is something else."""
-    torch: Any = sys.modules.get("torch")
+    """Sequences and their common length, padding included, which costs as much. Of what is no batch of token ids: samples,
+    each of length 1, for members may have unequal shares. Zeros: no tensor is found."""
+    torch: Any = sys.modules["torch"]
     if isinstance(batch, Mapping):
-        batch = batch.get("input_ids")
+        batch = batch.get("input_ids", next(iter(batch.values()), None))
     elif isinstance(batch, (tuple, list)) and batch:
         batch = batch[0]
-    if torch is None or not isinstance(batch, torch.Tensor) or batch.dim() != 2:
+    if not isinstance(batch, torch.Tensor) or not batch.dim():
         return 0, 0
-    if batch.dtype not in (torch.int64, torch.int32):
-        return 0, 0
-    return int(batch.shape[0]), int(batch.shape[1])
+    tokens = batch.dim() == 2 and batch.dtype in (torch.int64, torch.int32)
+    return int(batch.shape[0]), int(batch.shape[1]) if tokens else 1
 
 
 # PyTorch's functions ------------------------------------------------------------------------------------

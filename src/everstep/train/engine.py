@@ -173,6 +173,9 @@ class Engine:
 
         The others wait for the state in the first round of the epoch.
         """
+        from everstep.comms.work import Work  # torch.distributed: only for who needs it
+
+        boot.waits_in(Work)
         self._owner, self._place = owner, (-1, -1)
         self.say(Stage.READY)
         self._carry_out(self._until(protocol.Switch))
