@@ -135,8 +135,8 @@ class OwnTime:
 
 
 def _shape(batch: Any) -> tuple[int, int]:
-    """Sequences and their common length, padding included, which costs as much. Of what is no batch of token ids: samples,
-    each of length 1, for members may have unequal shares. Zeros: no tensor is found."""
+    """Sequences and their common length, padding included, which costs as much. Of what is no batch of token ids:
+    samples, each of length 1, for members may have unequal shares. Zeros: no tensor is found."""
     torch: Any = sys.modules["torch"]
     if isinstance(batch, Mapping):
         batch = batch.get("input_ids", next(iter(batch.values()), None))
