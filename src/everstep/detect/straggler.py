@@ -8,9 +8,9 @@ Three channels for each member: compute over what its sequence lengths predict (
 to the other members (`usual`), in units of its own noise, goes through a CUSUM (`change`). An alarm is a candidate;
 what was summed up since its onset must then validate it:
 
-- at least `least` slower on average, so tiny but certain shifts are no event;
+- at least `least` slower on average, and clearly beyond its noise: tiny shifts and slow wandering are no event;
 - slower than its own past too: when the others became faster, it is not to blame;
-- late in more steps than pauses that go around among the others explain: a binomial test (chance below 1e-4).
+- late in more steps than pauses that go around among the others explain: a binomial test (chance below 1e-5).
 
 ResiHP validates above 1.25 x predicted or at a change point. Here only the change point counts: 10 % never reaches
 1.25, and above it the bounded CUSUM needs four steps whatever the size. Steady differences from the start are part of
@@ -39,10 +39,10 @@ from everstep.detect.workload import WorkloadModel
 
 PHASES = ("compute", "data", "save")
 CONDEMNED = 1.0 / FLAGGED_UNDER - 1.0
-LATE = 2.0  # spreads above the usual: late in this step
+LATE = 2.5  # spreads above the usual: late in this step
 PAUSE = 4.0  # the same, for what may be jitter
 RATE_MEMORY = 1.0 / 32  # weight of the newest step in how often a member is late
-CHANCE, IN_JITTER = 1e-4, 1e-7  # that pauses which go around make one member late as often as this
+CHANCE, IN_JITTER = 1e-5, 1e-8  # that pauses which go around make one member late as often as this
 DOUBT = 1.5  # level of the CUSUM at which what is usual follows half as fast
 JITTERY = 1.0 / 8  # pauses that go around become usual this much slower than other noise
 OWN_PAST = 0.7  # of the excess over the others that a member must show over its own past

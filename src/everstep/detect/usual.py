@@ -59,8 +59,8 @@ class Usual:
 
     @property
     def lasting(self) -> Floats:
-        """Noise of a mean over several steps, as if they were independent: noise that stays a while averages out less.
-        For a correlation r of successive steps, the median of the channel, it is sqrt((1 + r) / (1 - r)) times as much."""
+        """Noise for sums over several steps. What stays for a while averages out less: with the correlation r of
+        successive steps, the median of the channel, it is sqrt((1 + r) / (1 - r)) times as much."""
         itself = np.maximum(self._products[1], 1e-12)
         r = np.clip(np.median(self._products[0] / itself, -1, keepdims=True), 0.0, STAYS)
         return np.asarray(self.spread * np.sqrt((1 + r) / (1 - r)))
