@@ -1,4 +1,4 @@
-"""Synthetic jobs for benchmarks/detection.py: own times of members whose sequences vary, with slow-downs at known steps.
+"""Synthetic jobs for benchmarks/detection.py: own times of members whose sequences vary, slow-downs at known steps.
 
 A member's step is c + alpha N + beta sum l^2 over its 24 sequences of log-normal length: about 19 of 20 steps lie
 within +-30 % of the mean. On top of that, what a real measurement has and a detector must not trip over: steady

@@ -81,10 +81,10 @@ def test_lengths_explain_time() -> None:
     assert detector.slow == (5,) and detector.scores().argmin() == 5
 
 
-@pytest.mark.parametrize("members", [2, 4, 8])
-@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize(("members", "in_turn"), [(2, True), (4, True), (4, False), (8, True), (8, False)])
 def test_rotating_pauses_are_jitter(members: int, in_turn: bool) -> None:
-    """One member of each step is late by 20 %, another one each time (FAULTS C10)."""
+    """One member of each step is late by 20 %, another one each time (FAULTS C10). (Of two members, random
+    pauses hit the same one five times in a row every now and then: nobody could tell that from a slow one.)"""
     rng = np.random.default_rng(5)
     work_s = healthy(members, 400)
     for step in range(50, 250):
@@ -194,7 +194,9 @@ def example(seed: int, members: int, by: float) -> tuple[Floats, int]:
 
 @settings(max_examples=15, deadline=None)
 @given(JOBS, st.randoms(use_true_random=False), st.sampled_from([1e-3, 0.37, 1e4]))
-def test_order_of_members_and_unit_of_time_do_not_matter(job: tuple[int, int, float], chance: object, unit: float) -> None:
+def test_order_of_members_and_unit_of_time_do_not_matter(
+    job: tuple[int, int, float], chance: object, unit: float
+) -> None:
     work_s, _ = example(*job)
     places = list(range(job[1]))
     chance.shuffle(places)  # type: ignore[attr-defined]

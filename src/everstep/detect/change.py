@@ -2,7 +2,7 @@
 
 level = max(0, level + clip(z, -cap, cap) - drift), alarm above `limit`; z is in units of a series' own noise. The
 cap decides how many outliers in a row make a change: with the defaults four, so a hiccup of three steps is none, and
-no change, however large, is called sooner. White noise reaches the limit once in exp(2 drift limit) ~ 10^15 steps.
+no change, however large, is called sooner. White noise reaches the limit once in exp(2 drift limit) ~ 10^10 steps.
 The maximum likelihood estimate of the onset is the last step at which the level was zero, so whatever a judge wants
 to know about the time since then is summed up from there.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from everstep.detect.peers import Flags, Floats
 
-DRIFT = 1.5
+DRIFT = 1.25
 LIMIT = 12.0
 CAP = 5.0
 

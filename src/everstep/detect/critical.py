@@ -170,7 +170,6 @@ class _Graph:
         return needed
 
 
-
 def _start(
     task: Task,
     before: Task | None,

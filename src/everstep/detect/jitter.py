@@ -10,9 +10,9 @@ import numpy as np
 
 from everstep.detect.peers import Flags, Floats
 
-MEMORY = 1.0 / 32  # weight of the newest step
-WORTH = 0.05
-OVER = 0.02  # it has ended below this
+MEMORY = 1.0 / 64  # weight of the newest step
+WORTH = 0.08
+OVER = 0.03  # it has ended below this
 FEWEST = 8.0  # pauses within the memory
 
 

@@ -8,7 +8,7 @@ Three channels for each member: compute over what its sequence lengths predict (
 to the other members (`usual`), in units of its own noise, goes through a CUSUM (`change`). An alarm is a candidate;
 what was summed up since its onset must then validate it:
 
-- at least `least` slower on average, so tiny but certain shifts are no event;
+- at least `least` slower on average, and clearly beyond its noise: tiny shifts and slow wandering are no event;
 - slower than its own past too: when the others became faster, it is not to blame;
 - late in more steps than pauses that go around among the others explain: a binomial test (chance below 1e-5).
 
@@ -39,11 +39,14 @@ from everstep.detect.workload import WorkloadModel
 
 PHASES = ("compute", "data", "save")
 CONDEMNED = 1.0 / FLAGGED_UNDER - 1.0
-LATE = 2.0  # spreads above the usual: late in this step
-PAUSE = 3.0  # the same, for what may be jitter
+LATE = 2.5  # spreads above the usual: late in this step
+PAUSE = 4.0  # the same, for what may be jitter
 RATE_MEMORY = 1.0 / 32  # weight of the newest step in how often a member is late
-CHANCE = 1e-5  # that pauses which go around make one member late as often as this
+CHANCE, IN_JITTER = 1e-5, 1e-8  # that pauses which go around make one member late as often as this
+DOUBT = 1.5  # level of the CUSUM at which what is usual follows half as fast
 JITTERY = 1.0 / 8  # pauses that go around become usual this much slower than other noise
+OWN_PAST = 0.7  # of the excess over the others that a member must show over its own past
+CLEAR = 1.75  # lasting noise that a mean excess must exceed
 PATIENCE = 8  # steps a candidate has to be slower than its own past
 
 
@@ -168,7 +171,7 @@ class Straggler:
         pauses = (excess > PAUSE * self._usual.spread) & (excess > self._options.least) & before & healthy
         found += self._jittered(step, pauses.any(0), excess)
         adapt = JITTERY if self._jitter.going_on else 1.0
-        self._usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), adapt)
+        self._usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), self._up.level / DOUBT, adapt)
         self._learn(work, healthy)
         return found + self._from_start(step, ~before & (self._usual.count >= self._needed))
 
@@ -219,7 +222,8 @@ class Straggler:
             return ()
         excess, own, late, others = self._up.means()
         length = self._up.length
-        enough, own_past = excess > self._options.least, own > excess / 2
+        enough = excess > np.maximum(self._options.least, CLEAR * self._usual.lasting)
+        own_past = own > OWN_PAST * excess
         slow = candidates & enough & own_past & self._concentrated(late, others, length)
         settled = candidates & ~slow & (~own_past & (length >= PATIENCE) | ~enough & (length >= self._options.horizon))
         self._usual.accept(settled, excess)
@@ -239,7 +243,8 @@ class Straggler:
         rate = np.maximum(before, others) + 0.5 / ((self._members - 1) * length + 1)
         rate, share = np.minimum(rate, 0.95), np.clip(late, 1e-9, 1 - 1e-9)
         surprise = share * np.log(share / rate) + (1 - share) * np.log((1 - share) / (1 - rate))
-        return np.asarray((share > rate) & (length * surprise > -math.log(CHANCE)))
+        chance = IN_JITTER if self._jitter.going_on else CHANCE
+        return np.asarray((share > rate) & (length * surprise > -math.log(chance)))
 
     def _told(self, step: int, member: int, channel: int, late: float) -> Finding:
         excess, own = self._up.means()[:2, channel, member]

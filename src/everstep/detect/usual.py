@@ -59,25 +59,26 @@ class Usual:
 
     @property
     def lasting(self) -> Floats:
-        """Noise of a mean over several steps, as if they were independent: noise that stays a while averages out less.
-        For a correlation r of successive steps, the median of the channel, it is sqrt((1 + r) / (1 - r)) times as much."""
+        """Noise for sums over several steps. What stays for a while averages out less: with the correlation r of
+        successive steps, the median of the channel, it is sqrt((1 + r) / (1 - r)) times as much."""
         itself = np.maximum(self._products[1], 1e-12)
         r = np.clip(np.median(self._products[0] / itself, -1, keepdims=True), 0.0, STAYS)
         return np.asarray(self.spread * np.sqrt((1 + r) / (1 - r)))
 
-    def learn(self, excess: Floats, own: Floats, healthy: Flags, adapt: float = 1.0) -> None:
+    def learn(self, excess: Floats, own: Floats, healthy: Flags, doubt: Floats, adapt: float = 1.0) -> None:
         """What `excess` returned for this step; members that are not `healthy` keep their levels. The scatter is
-        the median distance (so a quarter of outliers widens it by half at most), followed at the pace `adapt`."""
+        the median distance (so a quarter of outliers widens it by half at most), followed at the pace `adapt`. Levels
+        follow a member in `doubt` (above 0: it may have become slow) less, or a small shift would become usual."""
         shared = _shared(own)
         known = ~np.isnan(own)
         healthy = healthy & known
         gain = healthy / np.minimum(self.count + 1, self._horizon)
-        bound = PULL * self.spread
+        bound = PULL * self.spread / (1.0 + doubt)
         excess, alone = np.where(known, excess, 0.0), np.where(known, own - shared, 0.0)
         self.own = self.own + gain * np.clip(alone, -bound, bound) + FOLLOW * known * shared
         self.distance = self.distance + np.where(self._alone, 0.0, gain * np.clip(excess, -bound, bound))
         wider = np.where(np.abs(excess) > MEDIAN_TO_SIGMA * self.scatter, adapt, -adapt)
-        self.scatter = np.maximum(self.scatter * np.exp(gain * wider), self._floor)
+        self.scatter = np.maximum(self.scatter * np.exp(gain * wider / (1.0 + doubt)), self._floor)
         self.count = self.count + healthy
         self._persists(np.where(healthy, excess, np.nan), gain)
 
