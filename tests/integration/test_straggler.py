@@ -66,6 +66,7 @@ def test_a_slow_worker_is_named_with_its_phase_and_is_well_again(tmp_path: Path)
         run.stop_and_go(1, lambda: run.events(e.SlowJudged)[3:])
         run.until_well(run.assert_named(4, 1, "compute"))
         (tmp_path / "pauses").touch()
+        run.until_step(run.events(e.StepsSeen)[-1].step + 40)
         run.until(lambda: [x for x in run.events(e.Alert) if x.kind == "jitter"])
         assert len(run.events(e.SlowJudged)) == 4
     assert "incident S001 (slow): rank 1 on node0 is slow in compute" in run.text()
