@@ -130,6 +130,8 @@ class Straggler:
         self._channel = np.full(members, -1)  # in which a member is slow; -1: it is not
         self._slowdown = np.zeros(members)
         self._since = np.zeros(members, dtype=np.int64)
+        self._began = np.zeros(members, dtype=np.int64)  # first step of the process in this place
+        self._newest = 0
         warm, saves = self._options.warm, self._options.warm_saves
         self._needed = np.array([[warm], [warm], [saves]])
 
@@ -146,17 +148,19 @@ class Straggler:
         """Others' median over own usual compute, by member: below 0.75 NVRx flags. 0: not known yet."""
         own = self._usual.own[0]
         slowed = own + np.where(self._channel == 0, self._slowdown, 0.0)
-        return np.divide(own - self._usual.distance[0], slowed, out=np.zeros_like(own), where=slowed > 0)
+        return np.asarray(np.divide(own - self._usual.distance[0], slowed, out=np.zeros_like(own), where=slowed > 0))
 
     def forget(self, member: int) -> None:
         """Another process has this place."""
         self._usual.forget(member)
         self._jitter.forget(member)
         self._late_rate[member] = 0.0
+        self._began[member] = self._newest + 1
         self._release(np.arange(self._members) == member)
 
     def saw(self, step: int, work: Work) -> tuple[Finding, ...]:
         """The work of one step, all members. Steps may be left out; they must not go back."""
+        self._newest = step
         if len(self._first) < self._options.warm:
             self._first.append((step, work))
             return self._begin() if len(self._first) == self._options.warm else ()
@@ -169,7 +173,7 @@ class Straggler:
         found = self._lifted(step, excess) + self._judged(step)
         healthy = self._channel < 0
         pauses = (excess > PAUSE * self._usual.spread) & (excess > self._options.least) & before & healthy
-        found += self._jittered(step, pauses.any(0), excess)
+        found += self._jittered(step, np.asarray(pauses.any(0)), excess)
         adapt = JITTERY if self._jitter.going_on else 1.0
         self._usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), self._up.level / DOUBT, adapt)
         self._learn(work, healthy)
@@ -191,6 +195,7 @@ class Straggler:
             self._first.clear()
             return ()
         self._typical_s = float(np.median(known))
+        self._began = np.maximum(self._began, self._first[0][0])
         self._model.begin(compute_s, np.stack([w.tokens for w in steps]), np.stack([w.squares for w in steps]))
         self._usual.begin(np.stack([self._values(work) for work in steps]))
         return self._from_start(self._first[-1][0], self._usual.count >= self._needed)
@@ -315,7 +320,7 @@ class Straggler:
         excess = float(self._usual.distance[channel, member])
         self._usual.distance[channel, member] = 0.0
         self._usual.own[channel, member] -= excess
-        since = self._first[0][0]
+        since = int(self._began[member])
         self._mark(member, channel, excess, since)
         score = 1.0 / (1.0 + excess / level)
         why = f"{PHASES[channel]}: others' median over its own is {score:.2f} from the start (under {FLAGGED_UNDER})"

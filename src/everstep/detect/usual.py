@@ -12,6 +12,7 @@ import numpy as np
 from everstep.detect.peers import Flags, Floats, first_axis_median, others_median
 
 PULL = 2.5  # spreads
+YOUNG = 16  # values of a series of which nothing is usual yet: its levels are plain means of them
 FOLLOW = 1.0 / 16  # how fast own levels follow what all members share
 STAYS = 0.8  # highest correlation of successive steps that is believed
 MEDIAN_TO_SIGMA = 0.6745  # half of a normal distribution lies within this many deviations
@@ -55,7 +56,7 @@ class Usual:
     @property
     def spread(self) -> Floats:
         """Noise of each series: its own scatter, not much below what is typical of its channel."""
-        return np.maximum(self.scatter, 0.7 * np.median(self.scatter, -1, keepdims=True))
+        return np.asarray(np.maximum(self.scatter, 0.7 * np.median(self.scatter, -1, keepdims=True)))
 
     @property
     def lasting(self) -> Floats:
@@ -73,7 +74,7 @@ class Usual:
         known = ~np.isnan(own)
         healthy = healthy & known
         gain = healthy / np.minimum(self.count + 1, self._horizon)
-        bound = PULL * self.spread / (1.0 + doubt)
+        bound = np.where(self.count < YOUNG, np.inf, PULL * self.spread / (1.0 + doubt))
         excess, alone = np.where(known, excess, 0.0), np.where(known, own - shared, 0.0)
         self.own = self.own + gain * np.clip(alone, -bound, bound) + FOLLOW * known * shared
         self.distance = self.distance + np.where(self._alone, 0.0, gain * np.clip(excess, -bound, bound))
