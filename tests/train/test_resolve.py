@@ -143,7 +143,7 @@ def test_the_newest_whole_state_is_restored_by_all() -> None:
         keeping(FRESH, IN_TWO[1], Kept(7, 1, 2, epoch=3)),
     )
     resolved = resolve(stands, Known(floor=8, shards=2, epoch=9))
-    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(6, 3, rollbacks=(Rollback(9, 6),)))}
+    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(6, 3, rollbacks=(Rollback(9, 6),), verified=6))}
     assert [r.places for r in resolved] == [(0, 1), (0, 1)]
 
 
@@ -194,5 +194,5 @@ def test_after_a_restore_most_are_right() -> None:
 def test_what_nobody_could_restore_is_left_out() -> None:
     failed = keeping(Stand(failed=((6, 3),)), *IN_TWO, Kept(4, DISK, 2, epoch=1))
     resolved = resolve((replace(restored(1), kept=IN_TWO), failed), Known(floor=8, shards=2, epoch=9))
-    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(4, 1, rollbacks=(Rollback(9, 4),)))}
+    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(4, 1, rollbacks=(Rollback(9, 4),), verified=4))}
     assert {r.move for r in resolve((failed, Stand(failed=((4, 1),))), Known(floor=8, shards=2, epoch=9))} == {LOST}
