@@ -110,9 +110,7 @@ class Session:
         self._mesh: DeviceMesh | None = None
         self._hooks: list[RemovableHandle] = []
         mine = identity.mine()
-        self._channel = (
-            Channel(mine.channel, lambda formation: self._engine.receive(formation)) if mine is not None else None
-        )
+        self._channel = Channel(mine.channel, self._formation) if mine is not None else None
         worker, address = (mine.worker, mine.address) if mine is not None else (ALONE, "127.0.0.1")
         secret = mine.secret if mine is not None else socket.gethostname().encode()
         host = identity.host()
@@ -306,7 +304,7 @@ class Session:
         self._keeping.open(self._engine, self._undo.begin)
         self._engine.open(self)
         if self._channel is None and self._group is None:
-            self._engine.receive(self._alone)
+            self._formation(self._alone)
 
     def _make_group(self) -> ProcessGroup:
         """Once there is a role: before, the agent is told that this worker waits for one."""
@@ -317,7 +315,7 @@ class Session:
         if torch.distributed.is_initialized():
             raise ValueError("torch.distributed has a default group already: leave out init_process_group()")
         if self._channel is None:
-            self._engine.receive(self._alone)
+            self._formation(self._alone)
         self._engine.seat(self)
         return make_group(self._engine.fabric)
 
@@ -343,6 +341,9 @@ class Session:
         if inner is None:
             return fabrics
         return inner if self.device.type == "cpu" else Both(on_host=fabrics, on_device=inner)
+
+    def _formation(self, formation: Formation) -> None:
+        self._engine.receive(formation)
 
 
 def _about_to_step(run: Session | None, optimizer: torch.optim.Optimizer) -> None:

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -55,6 +56,21 @@ def flip(tensor: torch.Tensor, bit: int) -> None:
     """In the memory of the last element."""
     with torch.no_grad():
         tensor.view(-1).view(torch.int32)[-1] ^= 1 << bit
+
+
+def flip_state(comes: Callable[[str], bool], model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    weight = model[0].weight
+    assert isinstance(weight, torch.Tensor)
+    if comes("flip-parameter"):
+        flip(weight, bit=0)
+    if comes("flip-moment"):
+        flip(optimizer.state[weight]["exp_avg"], bit=12)
+
+
+def flip_gradient(comes: Callable[[str], bool], model: nn.Sequential) -> None:
+    """Of the whole batch: it is summed by now."""
+    if comes("flip-gradient"):
+        flip(model[0].bias.grad, bit=22)  # type: ignore[arg-type]
 
 
 def die() -> None:
@@ -186,10 +202,7 @@ def main() -> None:
             with step:
                 at = {"step": step.index, "role": run.role}
                 deal = {**at, "members": run.num_members}
-                if comes("flip-parameter"):
-                    flip(model[0].weight, bit=0)
-                if comes("flip-moment"):
-                    flip(optimizer.state[model[0].weight]["exp_avg"], bit=12)
+                flip_state(comes, model, optimizer)
                 samples: list[int] = []
                 mine = len(batches.sampler.share(step.index, run.num_members, run.role))
                 total = 0.0
@@ -207,9 +220,7 @@ def main() -> None:
                         die()
                     time.sleep(args.pause)
                 norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-                if comes("flip-gradient"):
-                    assert model[0].bias.grad is not None
-                    flip(model[0].bias.grad, bit=22)
+                flip_gradient(comes, model)
                 if comes("raise"):
                     raise RuntimeError("this member's own mistake")
                 if step.index == args.bug:
