@@ -41,15 +41,16 @@ def found(run: SessionRun) -> list[Corruption]:
 
 
 def test_of_three_the_one_that_differs_is_named_and_all_come_to_what_they_would_have(tmp_path: Path) -> None:
-    faults = ("flip-parameter@12:1", "flip-moment@27:2", "flip-gradient@42:0")
+    # The last one after the last step that is compared in a vote.
+    faults = ("flip-parameter@12:1", "flip-moment@27:2", "flip-gradient@57:0")
     run = train(tmp_path / "flipped", 3, *faults)
     assert bits(run) == bits(train(tmp_path / "plain", 3))
     incidents = run.events(e.IncidentOpened)
     assert [(i.kind, [blame.rank for blame in i.culprits]) for i in incidents] == [("corrupt", [k]) for k in (1, 2, 0)]
-    assert [each.step for each in found(run)] == [15, 30, 45]
-    assert [each.verified for each in found(run)] == [10, 25, 40]
+    assert [each.step for each in found(run)] == [15, 30, 60]
+    assert [each.verified for each in found(run)] == [10, 25, 55]
     assert "model.0.weight" in incidents[0].culprits[0].detail
-    assert [back.step for back in run.events(e.StateRestored)] == [10, 25, 40]
+    assert [back.step for back in run.events(e.StateRestored)] == [10, 25, 55]
     assert all("all went back to step" in update.why for update in run.events(e.IncidentUpdated))
 
 

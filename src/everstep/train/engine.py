@@ -241,6 +241,8 @@ class Engine:
             with self._news:
                 return commit.acts_in(self._member, self._entered)
         self._feed(protocol.Compared(self._entered, votes))
+        if self._guard.heard(self.committed, votes, self.shards):
+            self._tell()
         if differ(votes, self.shards):
             return False
         with contextlib.suppress(EpochBroken):  # the first to leave would end the epoch for who still reads
