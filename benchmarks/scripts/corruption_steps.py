@@ -1,6 +1,6 @@
 """A session's steps in blocks, replicas compared in every second one; or a bit of the last rank flips now and then.
 
-corruption_steps.py blocks FOLDER WIDTH LAYERS BLOCK BLOCKS    rank0.json: seconds a step of each block, interval
+corruption_steps.py blocks FOLDER WIDTH LAYERS BLOCK BLOCKS    rank0.json: seconds of each step, whether it compared
 corruption_steps.py flips FOLDER WIDTH LAYERS STEPS AT...      rank0.json: interval; AT: steps before which it flips
 """
 
@@ -23,14 +23,14 @@ RANK = int(os.environ["RANK"])
 
 
 class Loop:
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self, width: int, layers: int, saving: everstep.Saving) -> None:
         torch.manual_seed(0)
         blocks = [nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(layers)]
         self.model = nn.Sequential(*blocks)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         data = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(1))
         self.batches = everstep.Batches(data, global_batch=BATCH, shuffle=False)
-        self.run = everstep.session()
+        self.run = everstep.session(checkpoints=saving)
         self.run.protect(model=self.model, optimizer=self.optimizer)
 
     def make(self, step: everstep.train.session.Step) -> None:  # type: ignore[name-defined]
@@ -43,22 +43,26 @@ class Loop:
 
 def blocks(folder: Path, width: int, layers: int, block: int, count: int) -> None:
     """The same processes all along, so that nothing but the comparisons differs between two blocks in a row."""
-    loop, found = Loop(width, layers), []
+    loop = Loop(width, layers, everstep.Saving(memory_every=0))
+    times: list[float] = []
+    compared: list[bool] = []
     with loop.run as run:
         steps = run.steps(WARM + block * count)
         for _ in range(WARM):
             loop.make(next(steps))
         for number in range(count):
             run._guard._every = 0 if number % 2 else None
-            began = time.perf_counter()
             for _ in range(block):
-                loop.make(next(steps))
-            found.append((time.perf_counter() - began) / block)
-        tell(folder, {"blocks": found, "interval": run._guard.interval})
+                began = time.perf_counter()
+                step = next(steps)
+                loop.make(step)
+                times.append(time.perf_counter() - began)
+                compared.append(run._guard._pace._last == step.index)
+        tell(folder, {"times": times, "compared": compared, "interval": run._guard.interval})
 
 
 def flips(folder: Path, width: int, layers: int, num_steps: int, *at: int) -> None:
-    loop, due = Loop(width, layers), set(at)
+    loop, due = Loop(width, layers, everstep.Saving()), set(at)
     weights = [p for p in loop.model.parameters() if p.dim() > 1]
     with loop.run as run:
         for step in run.steps(num_steps):
