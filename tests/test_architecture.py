@@ -44,6 +44,7 @@ PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
     "src/everstep/control/changes.py",
+    "src/everstep/control/corrupted.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/draft.py",
     "src/everstep/control/drain.py",

@@ -17,7 +17,7 @@ from everstep.train.protocol import Doubt, Said, Vote
 class At:
     """The second of two replicas."""
 
-    role, num_members, shards, committed, checks = 1, 2, 1, 4, True
+    role, num_members, shards, epoch, committed, checks = 1, 2, 1, 1, 4, True
     seats = tuple(Seat(f"n{i}/0#0", f"n{i}", f"n{i}", "") for i in range(2))
 
 
@@ -93,10 +93,10 @@ def test_what_differs_has_a_name_and_who_was_wrong_shows_when_it_is_done_again()
     assert ours.found is not None and not ours.found.sure
     assert (ours.found.parts, ours.found.workers) == (("model.0.weight",), ("n0/0#0", "n1/0#0"))
     right = tuple(Vote(True, 2, said=Said(mark=1, trace=trace)) for trace in (10, 20))
-    assert not ours.heard(3, right, 1)
-    assert ours.heard(4, right, 1)
+    assert not ours.heard(2, 3, right, 1)
+    assert ours.heard(2, 4, right, 1)
     assert ours.found.sure and ours.found.workers == ("n1/0#0",)
-    assert not ours.heard(4, right, 1)
+    assert not ours.heard(2, 4, right, 1)
 
 
 def test_replicas_that_never_agree_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +107,20 @@ def test_replicas_that_never_agree_are_left_alone(capsys: pytest.CaptureFixture[
         doubt = differing(ours, 4 + number, epoch=1 + number)
         ours.doubts(doubt, At(), 2, both)
         early = tuple(replace(vote, said=Said(mark=1)) for vote in doubt.votes)
-        ours.heard(3, early, 1)  # alike where they had been alike before
+        ours.heard(9, 3, early, 1)  # alike where they had been alike before
     assert not ours.says(At(), lambda: None).mark
     assert "do not compute the same" in capsys.readouterr().err
+
+
+def test_after_the_last_step_all_compare_or_nobody_does() -> None:
+    ours, _, _ = guard()
+    ours.goal = 5
+    said = ours.says(At(), lambda: None)
+    assert said.last
+    for votes, epoch, closes in (
+        ((Vote(True, 1, said=said),) * 2, 1, True),
+        ((Vote(True, 1, said=said), Vote(True, 1)), 1, False),  # a loop of more steps
+        ((Vote(True, 1, said=said),) * 2, 2, False),  # somebody came in between, who did not hear of it
+    ):
+        ours.heard(epoch, 4, votes, 1)
+        assert (ours.last(At(), lambda: None) == Said(mark=ours.mark())) == closes

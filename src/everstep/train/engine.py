@@ -239,9 +239,9 @@ class Engine:
             votes = self._gather(protocol.Vote(True, 0, said=last), protocol.Vote)
         except EpochBroken:  # for a formation, or because somebody left without asking
             with self._news:
-                return commit.acts_in(self._member, self._entered)
-        self._feed(protocol.Compared(self._entered, votes))
-        if self._guard.heard(self.committed, votes, self.shards):
+                return commit.acts_in(self._member, self._epoch)
+        self._feed(protocol.Compared(self._epoch, votes))
+        if self._guard.heard(self._epoch, self.committed, votes, self.shards):
             self._tell()
         if differ(votes, self.shards):
             return False
@@ -362,7 +362,7 @@ class Engine:
                     step, votes = self.committed, self._gather(vote, protocol.Vote)
                     self._feed(protocol.Voted(epoch, votes))
                     self._keep = self._member.keep
-                    if self._guard.heard(step, votes, self.shards):
+                    if self._guard.heard(epoch, step, votes, self.shards):
                         self._tell()
                 case protocol.Doubt():
                     self._doubt(command)

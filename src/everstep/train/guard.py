@@ -41,6 +41,8 @@ class Position(Protocol):
     @property
     def shards(self) -> int: ...
     @property
+    def epoch(self) -> int: ...
+    @property
     def committed(self) -> int: ...
     @property
     def seats(self) -> tuple[Seat, ...]: ...
@@ -70,6 +72,8 @@ class Guard:
         self._replay: corrupt.Replay | None = None
         self._replayed: tuple[Seat, ...] = ()  # who had the roles of it
         self._doubts = 0  # since replicas were last alike
+        self._closes_in = 0  # the epoch in which all voted on what is their last step
+        self.goal = 0  # steps after which this member leaves the loop
         self.found: Corruption | None = None
 
     @property
@@ -96,11 +100,12 @@ class Guard:
             self._pace.compared(at.committed, time.monotonic() - began_s)
         self._voted_s = time.monotonic()
         due = at.role == 0 and self._pace.due(at.committed + 1)
-        return Said(due or self._replays(at.committed + 1), mark, trace)
+        due = due or self._replays(at.committed + 1)
+        return Said(due, mark, trace, last=at.committed + 1 == self.goal)
 
     def last(self, at: Position, settle: Callable[[], None]) -> Said | None:
-        """For the round after the last step. None: there is none; all members come to the same here."""
-        if self._every == 0 or at.num_members <= at.shards:
+        """For the round after the last step. None: there is none, as not all said that it was theirs, or one is new."""
+        if self._closes_in != at.epoch:
             return None
         settle()
         return Said(mark=self.mark() if self._on else 0)
@@ -109,10 +114,11 @@ class Guard:
         """The state of this step is that which was found to differ."""
         return self._replay is not None and step == self._replay.step
 
-    def heard(self, step: int, votes: Sequence[Vote], shards: int) -> bool:
+    def heard(self, epoch: int, step: int, votes: Sequence[Vote], shards: int) -> bool:
         """What all said in the vote on this step. Whether more is known now of `found`."""
         traces = tuple(vote.said.trace for vote in votes)
         marks = tuple(vote.said.mark for vote in votes)
+        self._closes_in = epoch if all(vote.said.last for vote in votes) else 0
         if any(marks):
             if corrupt.odd(marks, shards):
                 return False

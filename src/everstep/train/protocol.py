@@ -15,6 +15,7 @@ class Said(msgspec.Struct, frozen=True):
     check: bool = False  # I want the states after this step to be compared
     mark: int = 0  # fingerprint of my state before this step, where it is to be compared
     trace: int = 0  # of my own gradients of this step
+    last: bool = False  # after this step I leave the loop
 
 
 NOTHING_SAID = Said()

@@ -178,6 +178,7 @@ class Session:
         if not self._opened:
             self._open()
         self._engine.aim(int(num_steps))
+        self._guard.goal = int(num_steps)
         while True:
             if boot.stop_due():
                 self._keeping.finish("before the stop")
