@@ -10,6 +10,7 @@ from session_harness import Line, SessionRun
 from everstep.core import events as e
 from everstep.core.corruption import Corruption
 from everstep.core.errors import ExitCode
+from everstep.state.disk import Checkpoints
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -19,6 +20,7 @@ ARGS = ("--steps", "60", "--memory-every", str(EVERY), "--check-every", str(EVER
 
 def train(folder: Path, members: int, *faults: str) -> SessionRun:
     args = [word for fault in faults for word in ("--fault", fault)]
+    args += ["--checkpoints", str(folder / "checkpoints"), "--every", "45"]
     with SessionRun(folder, "--nproc-per-node", str(members), args=(*ARGS, *args)) as run:
         assert run.wait() == ExitCode.OK
     return run
@@ -31,6 +33,15 @@ def last(run: SessionRun) -> dict[tuple[int, int], Line]:
 
 def bits(run: SessionRun) -> dict[tuple[int, int], tuple[str, float]]:
     return {key: (line.digest, line.loss) for key, line in last(run).items()}
+
+
+def on_disk(run: SessionRun, step: int) -> list[tuple[int, ...]]:
+    """Checksums of what a later run would go on from."""
+    place = Checkpoints(run.directory / "checkpoints")
+    if step not in place.found():
+        return []
+    with place.reading(step) as sources:
+        return [source.index.sums for source in sources]
 
 
 def found(run: SessionRun) -> list[Corruption]:
@@ -55,8 +66,13 @@ def test_of_three_the_one_that_differs_is_named_and_all_come_to_what_they_would_
 
 
 def test_of_two_the_steps_done_again_show_who_was_wrong(tmp_path: Path) -> None:
-    run = train(tmp_path / "flipped", 2, "flip-parameter@12:1", "flip-gradient@44:0")
-    assert bits(run) == bits(train(tmp_path / "plain", 2))
+    run, plain = (
+        train(tmp_path / "flipped", 2, "flip-parameter@12:1", "flip-gradient@44:0"),
+        train(tmp_path / "plain", 2),
+    )
+    assert bits(run) == bits(plain)
+    assert on_disk(run, 45) in ([], on_disk(plain, 45))  # not with the wrong bit; the new one may have been overtaken
+    assert on_disk(run, 60) == on_disk(plain, 60) != []
     opened = run.events(e.IncidentOpened)
     assert [(i.kind, {blame.rank for blame in i.culprits}) for i in opened] == [("corrupt", {0, 1})] * 2
     assert [each.sure for each in found(run)] == [True, True]

@@ -63,6 +63,8 @@ def test_a_copied_state_has_the_same_mark_and_running_statistics_do_not_count() 
     its.load_state_dict(saved)
     model[1].running_mean.fill_(9.0)  # type: ignore[index,union-attr]
     assert theirs.mark() == ours.mark()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    assert Guard(None, {"model": model, "optimizer": optimizer, "average": average}).mark() == ours.mark()
 
 
 def test_a_state_is_read_for_its_mark_once_nobody_reads_it_for_a_save() -> None:

@@ -4,7 +4,7 @@ Every so many steps, and whenever the state is saved, each member's vote carries
 its optimizers' state, taken right before the vote, once nothing reads the state for a save any more. So an image of the
 state is known to be good as soon as the vote on the step after it is through. Every vote carries the trace of a sample
 of the member's own gradients (`detect.corrupt`). What is not compared: buffers, which follow the first member in each
-step, and objects other than modules and optimizers.
+step, and objects other than optimizers and the modules that they train: an average may be kept on one member only.
 """
 
 from __future__ import annotations
@@ -187,9 +187,10 @@ class Guard:
     def _parts(self) -> tuple[list[str], list[int]]:
         known = naming.parameters(self._objects)
         names: list[str] = []
+        trained = _trained(self._objects)
         for key, thing in self._objects.items():
-            if isinstance(thing, torch.nn.Module):
-                names += [f"{key}.{path}" for path, _ in thing.named_parameters()]
+            if key in trained:
+                names += [f"{key}.{path}" for path, _ in trained[key].named_parameters()]
             elif isinstance(thing, torch.optim.Optimizer):
                 for parameter, titles in naming.fqns(thing, known):
                     state = thing.state.get(parameter, {})
@@ -199,14 +200,23 @@ class Guard:
 
 def _tensors(objects: Mapping[str, Stateful]) -> Iterator[torch.Tensor]:
     """Parameters and state of optimizers, this process's part of each."""
-    for thing in objects.values():
-        if isinstance(thing, torch.nn.Module):
-            for parameter in thing.parameters():
+    trained = _trained(objects)
+    for key, thing in objects.items():
+        if key in trained:
+            for parameter in trained[key].parameters():
                 yield local(parameter).detach()
         elif isinstance(thing, torch.optim.Optimizer):
             for parameter in (p for group in thing.param_groups for p in group["params"]):
                 for _, tensor in _within(thing.state.get(parameter, {})):
                     yield local(tensor).detach()
+
+
+def _trained(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
+    """Modules with a parameter of an optimizer; what is frozen in them counts too."""
+    optimizers = [thing for thing in objects.values() if isinstance(thing, torch.optim.Optimizer)]
+    owned = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    modules = {key: thing for key, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    return {key: module for key, module in modules.items() if any(id(p) in owned for p in module.parameters())}
 
 
 def _within(state: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
