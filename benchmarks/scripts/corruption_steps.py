@@ -45,6 +45,7 @@ def blocks(folder: Path, width: int, layers: int, block: int, count: int) -> Non
     """The same processes all along, so that nothing but the comparisons differs between two blocks in a row."""
     loop = Loop(width, layers, everstep.Saving(memory_every=0))
     times: list[float] = []
+    cpu: list[float] = []  # of the main thread, in which replicas are compared
     compared: list[bool] = []
     with loop.run as run:
         steps = run.steps(WARM + block * count)
@@ -53,12 +54,13 @@ def blocks(folder: Path, width: int, layers: int, block: int, count: int) -> Non
         for number in range(count):
             run._guard._every = 0 if number % 2 else None
             for _ in range(block):
-                began = time.perf_counter()
+                began, used = time.perf_counter(), time.thread_time()
                 step = next(steps)
                 loop.make(step)
                 times.append(time.perf_counter() - began)
+                cpu.append(time.thread_time() - used)
                 compared.append(run._guard._pace._last == step.index)
-        tell(folder, {"times": times, "compared": compared, "interval": run._guard.interval})
+        tell(folder, {"times": times, "cpu": cpu, "compared": compared, "interval": run._guard.interval})
 
 
 def flips(folder: Path, width: int, layers: int, num_steps: int, *at: int) -> None:
