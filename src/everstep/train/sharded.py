@@ -112,6 +112,11 @@ class Sharded:
         if self._plain is not None:
             self._plain.drop()
 
+    @property
+    def trace(self) -> int:
+        """Of what `plain` sums: FSDP sums where nobody can look."""
+        return self._plain.trace if self._plain is not None else 0
+
     def close(self) -> None:
         self.drop()
         if self._plain is not None:
