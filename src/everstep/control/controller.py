@@ -386,26 +386,14 @@ class Controller:
         if self.job.stage in ACTIVE:
             self._judge(self.watch.tick(now))
         self._settle(now)
+        for made in self.stragglers.due(self.job, now):
+            self.record(made, now) if isinstance(made, e.Decided) else self.feed(made)
         self.feed(e.Ticked())
-        for node, directive in self.job.directives.items():
-            if not self._followed(node, directive) and now - self.resent_s.get(node, 0.0) > RESEND_S:
-                self.resent_s[node] = now
-                self._send(node, directive)
-
-    def _followed(self, name: str, directive: Directive) -> bool:
-        node = self.job.nodes.get(name)
-        if node is None:
-            return True
-        if directive.leave and not node.report.leaving:
-            return False
-        if directive.action.value == "run":
-            lives = dict(enumerate(directive.lives))
-            filled = [w for w in node.report.workers if not (w.gone and w.local_rank in directive.vacant)]
-            current = all(w.life >= lives.get(w.local_rank, 0) for w in filled)
-            return node.report.epoch > directive.epoch or (node.report.epoch == directive.epoch and current)
-        if directive.action.value == "stop":
-            return node.stopped(directive.epoch)
-        return node.at_rest and directive.action.value != "leave"
+        for name, directive in self.job.directives.items():
+            node = self.job.nodes.get(name)
+            if node is not None and not node.follows(directive) and now - self.resent_s.get(name, 0.0) > RESEND_S:
+                self.resent_s[name] = now
+                self._send(name, directive)
 
     def status(self) -> dict[str, object]:
         """What `everstep status` shows of a running job: plain data."""

@@ -11,7 +11,7 @@ from everstep.core.dealing import Dealing
 from everstep.core.decisions import Decision
 from everstep.core.formation import Formation, Rollback
 from everstep.core.saves import Saves
-from everstep.core.types import Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
+from everstep.core.types import Action, Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
 from everstep.detect.repeat import Signature
 from everstep.plan.costs import Costs
 from everstep.plan.nodes import Memory
@@ -54,6 +54,20 @@ class NodeState(msgspec.Struct, frozen=True):
     @property
     def at_rest(self) -> bool:
         return self.report.activity in (Activity.IDLE, Activity.STOPPED)
+
+    def follows(self, directive: Directive) -> bool:
+        """Whether it says that it does what it was told."""
+        report = self.report
+        if directive.leave and not report.leaving:
+            return False
+        if directive.action is Action.RUN:
+            lives = dict(enumerate(directive.lives))
+            filled = [w for w in report.workers if not (w.gone and w.local_rank in directive.vacant)]
+            current = all(w.life >= lives.get(w.local_rank, 0) for w in filled)
+            return report.epoch > directive.epoch or (report.epoch == directive.epoch and current)
+        if directive.action is Action.STOP:
+            return self.stopped(directive.epoch)
+        return self.at_rest and directive.action is not Action.LEAVE
 
     @property
     def free(self) -> bool:

@@ -91,10 +91,16 @@ class Failures(Group, frozen=True):
 
 
 class Fault(Group, frozen=True):
-    """One [[faults]]: something that goes wrong once, at a moment. `everstep sim --full` plays it on whole machines."""
+    """One [[faults]]: something that goes wrong once, at a moment. `everstep sim --full` plays it on whole machines.
+
+    `whole`: and not before every role is taken and every standby waits. So what is decided does not hang on how soon
+    after the last fault this one comes.
+    """
 
     kind: Literal["kill", "hang", "node-lost", "slow", "corrupt"]
-    at_s: Seconds
+    at_s: Seconds = 0.0
+    at_step: Count = 0  # and when the job has made so many
+    whole: bool = False
     node: Count = 0
     local_rank: Count = 0
     slowdown: Factor = 1.34
