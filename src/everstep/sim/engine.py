@@ -354,6 +354,8 @@ class Engine:
 
     def _after(self, incident: Incident, action: Action, down_s: float) -> None:
         detect_s = 0.0 if incident.alive else self.strategy.detect_s
+        if incident.kind == "hang":
+            detect_s = self.strategy.hang_detect_s or detect_s
         incident.detected_s = detect_s
         if self.strategy.meanwhile and self.books.can_run():
             self._saves_soon()

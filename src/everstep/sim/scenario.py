@@ -118,6 +118,7 @@ class Strategy(Group, frozen=True):
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
+    hang_detect_s: Seconds = 0.0  # of a hang, instead
     slow_detect_s: Seconds = 60.0
     silent_detect_s: Seconds = 3600.0
     loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only

@@ -137,7 +137,7 @@ def options(scenario: Scenario) -> list[str]:
     if slow:
         settings |= {"straggler.act": "true", "straggler.threshold": (min(slow) - 1) / 2, "straggler.lasts_s": 0}
     if "hang" in kinds:
-        settings["hang.timeout_s"] = scenario.strategy.detect_s
+        settings["hang.timeout_s"] = scenario.strategy.hang_detect_s
     words = ["--nnodes", f"{scenario.job.min_nodes}:{cluster.nodes}", "--nproc-per-node"]
     words += [str(cluster.accelerators_per_node), "--local-nodes", str(cluster.nodes)]
     words += ["--standbys", str(cluster.standbys)]

@@ -72,9 +72,9 @@ class Played:
         self.begin_s = self.cluster.clock.now_s
 
     def run(self) -> list[Told]:
-        size, clock = self.scenario.cluster, self.cluster.clock
-        for number in range(size.nodes + size.standbys):
-            self.cluster.add_node(f"n{number}", size.accelerators_per_node)
+        clock = self.cluster.clock
+        self._add(0, self.scenario.cluster.nodes)
+        self._add_standbys()
         for fault in self.scenario.faults:
             clock.at(self.begin_s + fault.at_s, self._strike, fault)
         self._make_steps()
@@ -82,6 +82,21 @@ class Played:
         while clock.step(self.begin_s + self.scenario.until_s):
             pass
         return self.told
+
+    def _add(self, first: int, end: int) -> None:
+        for number in range(first, end):
+            self.cluster.add_node(f"n{number}", self.scenario.cluster.accelerators_per_node)
+
+    def _add_standbys(self) -> None:
+        """Once the others have their roles: who comes first gets one."""
+        size = self.scenario.cluster
+        if self._num_seated() == size.nodes * size.accelerators_per_node or not self.cluster.with_sessions:
+            self._add(size.nodes, size.nodes + size.standbys)
+        else:
+            self.cluster.clock.after(LOOK_S, self._add_standbys)
+
+    def _num_seated(self) -> int:
+        return len(self.job.formation.seats) if self.job.formation is not None else 0
 
     @property
     def job(self) -> Job:
@@ -160,6 +175,6 @@ class Played:
         job, size = self.job, self.scenario.cluster
         if job.formation is None or job.stage is not Stage.RUNNING or job.incident is not None:
             return False
-        enough = len(job.formation.seats) == size.nodes * size.accelerators_per_node
+        enough = self._num_seated() == size.nodes * size.accelerators_per_node
         waiting = len(seats.ready_ones(job, job.formation))
         return enough and seats.adopted(job, job.formation) and waiting >= size.standbys * size.accelerators_per_node
