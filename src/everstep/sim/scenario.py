@@ -93,8 +93,8 @@ class Failures(Group, frozen=True):
 class Fault(Group, frozen=True):
     """One [[faults]]: something that goes wrong once, at a moment. `everstep sim --full` plays it on whole machines.
 
-    `whole`: and not before every role is taken and every standby waits. So what is decided does not hang on how soon
-    after the last fault this one comes.
+    `whole`: and not before what struck earlier is over, every role is taken and every standby waits. So what is decided
+    does not hang on how soon after the last fault this one comes.
     """
 
     kind: Literal["kill", "hang", "node-lost", "slow", "corrupt"]

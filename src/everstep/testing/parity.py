@@ -92,7 +92,7 @@ def _answer(known: Known, names: Mapping[str, str]) -> Answer:
 
 def _nodes(target: str, names: Mapping[str, str]) -> str:
     """Of targets such as node1/0#0, the nodes; the simulator counts in these."""
-    nodes = (part.partition("/")[0] for part in target.split(", "))
+    nodes = {part.partition("/")[0] for part in target.split(", ")}
     return ", ".join(sorted(names.get(node, node) for node in nodes))
 
 
@@ -148,6 +148,7 @@ class LiveJob(LocalRun):
     """Its nodes are known by the scenario's names: n0, n1, ... are the first members in the order of their roles."""
 
     scenario = Scenario()
+    num_struck = 0
 
     # What it tells --------------------------------------------------------------------------------------
 
@@ -172,9 +173,12 @@ class LiveJob(LocalRun):
         return [(r.node, w) for r in last.values() for w in r.workers if not w.gone and w.exit is None]
 
     def whole(self) -> bool:
-        """Every role is taken, by whoever made a step in it, and as many wait as the scenario has standbys."""
+        """Every role is taken, by whoever made a step in it, and as many wait as the scenario has standbys.
+
+        What struck before is known, and over.
+        """
         size, made = self.scenario.cluster, self.events(e.FormationMade)
-        if not made or self.num_open():
+        if not made or self.num_open() or len(self.events(e.IncidentOpened)) < self.num_struck:
             return False
         epoch = made[-1].formation.epoch
         told = [worker.session for _, worker in self.workers() if worker.session is not None]
@@ -206,6 +210,7 @@ class LiveJob(LocalRun):
         self.until(lambda: self.steps() >= fault.at_step and time.monotonic() - began_s >= fault.at_s)
         if fault.whole:
             self.until(self.whole)
+        self.num_struck += 1
         node = next(node for node, name in self.names().items() if name == f"n{fault.node}")
         if fault.kind == "node-lost":
             self._lose(node)

@@ -68,6 +68,7 @@ class Played:
         self.recovery = Recovery()
         self.slowness = Slowness(act=True)
         self.slow: dict[str, str] = {}  # incident -> place
+        self.num_struck = self.num_opened = self.num_closed = 0
         self.told: list[Told] = []
         self.begin_s = self.cluster.clock.now_s
 
@@ -104,6 +105,8 @@ class Played:
 
     def _heard(self, now: float, record: e.Record) -> None:
         self.told.append(Told(now - self.begin_s, record))
+        self.num_opened += isinstance(record, e.IncidentOpened)
+        self.num_closed += isinstance(record, e.IncidentClosed)
         self.slowness.saw(record)
         for closed in self.recovery.saw(record, now):
             self._heard(now, closed)
@@ -141,6 +144,7 @@ class Played:
         if steps < fault.at_step or (fault.whole and not self._whole()):
             self.cluster.clock.after(LOOK_S, self._strike, fault)
         elif fault.kind == "node-lost":
+            self.num_struck += 1
             agent.die()
             self.cluster.clock.after(self.scenario.cluster.repair_s, self.cluster.add_node, name, agent.slots)
         elif worker is not None and worker.can_step:
@@ -148,6 +152,7 @@ class Played:
 
     def _strike_worker(self, fault: Fault, worker: SimWorker) -> None:
         clock = self.cluster.clock
+        self.num_struck += 1
         match fault.kind:
             case "kill":
                 worker.die(ExitCause.SIGNAL, 9)
@@ -171,9 +176,14 @@ class Played:
         self._heard(now, e.IncidentOpened(incident, "slow", verdict.culprits, why))
 
     def _whole(self) -> bool:
-        """Every role is taken, by whoever made a step in it, and as many wait as the scenario has standbys."""
+        """Every role is taken, by whoever made a step in it, and as many wait as the scenario has standbys.
+
+        What struck before is known, and over.
+        """
         job, size = self.job, self.scenario.cluster
-        if job.formation is None or job.stage is not Stage.RUNNING or job.incident is not None:
+        if job.formation is None or job.stage is not Stage.RUNNING or self.num_closed < self.num_opened:
+            return False
+        if self.num_opened < self.num_struck:
             return False
         enough = self._num_seated() == size.nodes * size.accelerators_per_node
         waiting = len(seats.ready_ones(job, job.formation))
