@@ -42,6 +42,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     remote: bool  # the controller is on another host
     config: RunConfig
     vault: VaultPlace = VaultPlace()
+    again: bool = False  # the agent before it died
 
 
 class Workplace:
