@@ -27,11 +27,11 @@ class Recorder(Spawner):
 
     def __init__(self) -> None:
         self.asked: list[SpawnRequest] = []
-        self.fds: list[int] = []
+        self.fds: tuple[int, ...] = ()
 
     def spawn(self, request: SpawnRequest, *fds: int) -> None:
         self.asked.append(request)
-        self.fds = [os.dup(fd) for fd in fds]
+        self.fds = fds
 
     def write(self, readings: list[Reading]) -> None:
         os.write(self.fds[0], exam.encode(readings))
@@ -77,16 +77,18 @@ def test_an_unfit_node_is_looked_at_again(tmp_path: Path) -> None:
     assert "disk (" in desk.told[0]
     desk.tick(p.AGAIN_S / 2)
     assert len(desk.told) == 1
-    (tmp_path / "logs").mkdir()
     desk.tick(p.AGAIN_S)
-    assert desk.told[1:] == [""]
+    assert desk.told[1:] == desk.told[:1]
+    (tmp_path / "logs").mkdir()
+    desk.tick(2 * p.AGAIN_S)
+    assert desk.told[2:] == [""]
     desk.tick(9 * p.AGAIN_S)
-    assert len(desk.told) == 2, "one that is well is left alone"
+    assert len(desk.told) == 3, "one that is well is left alone"
     desk.preflight.ask(1)  # but it was lost since
     desk.tick(9 * p.AGAIN_S)
     assert [request.kind for request in desk.spawner.asked] == [Kind.EXAM]
     desk.preflight.answered(SpawnFailed(p.KEY, "no memory"), 10 * p.AGAIN_S)
-    assert desk.numbers == [0, 0, 1]
+    assert desk.numbers == [0, 0, 0, 1]
 
 
 def test_a_full_one_runs_in_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +129,8 @@ def test_one_that_does_not_end_is_killed(tmp_path: Path) -> None:
         desk.tick(p.PATIENCE_S)
         assert desk.told == [f"its examination did not end within {p.PATIENCE_S:g} s"]
         assert stuck.wait(10) == -signal.SIGKILL
+    desk.preflight.answered(Reaped(p.KEY, 0, signal.SIGKILL, 0), 200.0)
+    assert "by SIGKILL" in desk.told[-1]
 
 
 def alerts(notes: list[e.Record]) -> list[str]:

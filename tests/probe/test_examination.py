@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from everstep.core.checkup import Place, RingDone
@@ -18,6 +18,7 @@ from everstep.probe.ring import Rings
 N = 64
 A, B = device.factors(N)
 PRODUCT = A @ B
+ZERO = divmod(int((PRODUCT == 0).flatten().nonzero()[0]), N)
 TOKEN = b"t" * 32
 
 
@@ -31,14 +32,15 @@ def test_this_machine_is_well(tmp_path: Path) -> None:
     assert exam.decode(exam.encode(found)[:-5]) == []
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.integers(0, N - 1), st.integers(0, N - 1), st.integers(0, 31))
+@example(*ZERO, 0)  # too small to show in a sum
+@example(*ZERO, 31)
 def test_any_flipped_bit_of_a_product_is_seen(row: int, column: int, bit: int) -> None:
     damaged = PRODUCT.clone()
     damaged.view(torch.int32)[row, column] ^= -(2**31) if bit == 31 else 1 << bit
     harmless = bool(PRODUCT[row, column] == 0) and bit == 31  # minus zero
     assert device.wrong_rows(A, B, damaged) == (0 if harmless else 1)
-    assert device.wrong_rows(A, B, PRODUCT) == 0
 
 
 def ring(parts: list[Rings], places: list[Place], seconds: float = 0.1) -> list[RingDone]:

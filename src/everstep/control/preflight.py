@@ -41,6 +41,7 @@ class Preflight:
         self.pid = 0  # of the process that examines; 0: not known yet
         self.next_s = 0.0  # when it is late, or when an unfit node is examined again
         self.unfit = ""
+        self.checks: Sequence[str] = ()  # what is told to be broken
         self.result: BinaryIO | None = None
 
     def ask(self, number: int) -> None:
@@ -116,10 +117,13 @@ class Preflight:
         slow = [complaint for complaint in found if not complaint.broken]
         if slow:
             print(f"everstep: {self.options.node} is slow: {health.sentence(slow)}", file=sys.stderr)
-        self._tell(health.sentence([complaint for complaint in found if complaint.broken]))
+        broken = [complaint for complaint in found if complaint.broken]
+        checks = [complaint.check for complaint in broken]
+        same = self.unfit and checks == self.checks  # with other numbers: nothing new to say
+        self._tell(self.unfit if same else health.sentence(broken), checks)
 
-    def _tell(self, unfit: str) -> None:
-        self.unfit = unfit
+    def _tell(self, unfit: str, checks: Sequence[str] = ()) -> None:
+        self.unfit, self.checks = unfit, checks
         self.tell(self.number, unfit)
 
 

@@ -30,7 +30,10 @@ def quick(folder: Path) -> list[Reading]:
 
 def full(folder: Path, clock: Clock) -> list[Reading]:
     """As `quick`, with the rates of the disk, versions, and the clock since `clock` was made."""
-    return [*_limits(folder), *_write(folder, DISK_BYTES, rates=True), *versions(), cpus(), clock.reading()]
+    limits = _limits(folder)
+    room = min((reading.value for reading in limits if reading.check == "disk.free"), default=0.0)
+    num_bytes = max(QUICK_BYTES, min(DISK_BYTES, int(room / 2)))
+    return [*limits, *_write(folder, num_bytes, rates=True), *versions(), cpus(), clock.reading()]
 
 
 def _limits(folder: Path) -> list[Reading]:
