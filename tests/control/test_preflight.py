@@ -16,10 +16,9 @@ from everstep.control.job import Job, Note, Stage
 from everstep.control.launch import Forked, Kind, Reaped, Spawner, SpawnFailed, SpawnRequest
 from everstep.control.prepare import AgentOptions
 from everstep.core import events as e
-from everstep.core.checkup import Reading
+from everstep.core.checkup import Reading, encode
 from everstep.core.config import Preflight, RunConfig
 from everstep.core.types import Activity, JobSpec, NodeReport, WorkerReport
-from everstep.probe import exam
 
 
 class Recorder(Spawner):
@@ -34,7 +33,7 @@ class Recorder(Spawner):
         self.fds = fds
 
     def write(self, readings: list[Reading]) -> None:
-        os.write(self.fds[0], exam.encode(readings))
+        os.write(self.fds[0], encode(readings))
 
 
 class Desk:

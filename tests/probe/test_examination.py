@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from everstep.core.checkup import Place, RingDone
+from everstep.core.checkup import Place, RingDone, decode, encode
 from everstep.detect import health
 from everstep.probe import device, exam
 from everstep.probe.ring import Rings
@@ -28,8 +28,8 @@ def test_this_machine_is_well(tmp_path: Path) -> None:
     assert {"matmul.wrong", "memory.rate", "disk.write", "shm.free", "network.rate", "clock.step"} <= {
         reading.check for reading in found
     }
-    assert exam.decode(exam.encode(found)) == found
-    assert exam.decode(exam.encode(found)[:-5]) == []
+    assert decode(encode(found)) == found
+    assert decode(encode(found)[:-5]) == []
 
 
 @settings(max_examples=50)

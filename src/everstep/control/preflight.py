@@ -16,11 +16,11 @@ from typing import BinaryIO
 
 from everstep.control.launch import Answer, Forked, Kind, Reaped, Spawner, SpawnFailed, SpawnRequest
 from everstep.control.prepare import AgentOptions
-from everstep.core.checkup import Reading
+from everstep.core.checkup import Reading, decode, encode
 from everstep.core.config import Preflight as Wanted
 from everstep.core.config import size_of
 from everstep.detect import health
-from everstep.probe import exam, host
+from everstep.probe import host
 
 KEY = 0  # of its process among those of the agent: workers have those of their epochs, which count from 1
 PATIENCE_S = 120.0  # for the full one: a device or a disk that does not answer is broken
@@ -81,7 +81,7 @@ class Preflight:
                 self._tell(f"it cannot be examined: {why}")
             case Reaped(_, _, 0) if self.result is not None:
                 self.result.seek(0)
-                self._compare(exam.decode(self.result.read()))
+                self._compare(decode(self.result.read()))
             case Reaped(_, _, status):
                 code = os.waitstatus_to_exitcode(status)
                 how = f"with exit status {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
@@ -105,10 +105,10 @@ class Preflight:
         if not readings:
             self._tell("its examination left no result")
             return
-        self._judge(readings, exam.decode(known.read_bytes()) if known.exists() else ())
+        self._judge(readings, decode(known.read_bytes()) if known.exists() else ())
         if not self.unfit:
             try:
-                known.write_bytes(exam.encode(readings))
+                known.write_bytes(encode(readings))
             except OSError as error:  # full since then: there is just nothing to compare the next one with
                 print(f"everstep: {known}: {error.strerror}", file=sys.stderr)
 

@@ -16,10 +16,11 @@ import torch
 from everstep.core.checkup import Reading
 
 MATMUL_N = 768
-COPY_BYTES = 64 << 20
+COPY_BYTES = 48 << 20  # more than most caches
 RATE_S = 0.03  # each rate is measured for at least so long
 SEED = 20240229
-PATTERN = 0x5A
+WORD = 8  # bytes
+PATTERN = 0x5A5A5A5A5A5A5A5A
 
 
 def readings() -> Iterator[Reading]:
@@ -74,18 +75,18 @@ def matmul(device: torch.device, name: str) -> Iterator[Reading]:
 
 def memory(device: torch.device, name: str) -> Iterator[Reading]:
     """Allocate, fill, copy, compare, free."""
-    source = torch.full((COPY_BYTES,), PATTERN, dtype=torch.uint8, device=device)
+    source = torch.full((COPY_BYTES // WORD,), PATTERN, dtype=torch.int64, device=device)
     target = torch.empty_like(source)
     seconds = _time(device, lambda: target.copy_(source))
     yield Reading("memory.rate", 2 * COPY_BYTES / seconds, name, "read and write")
-    yield Reading("memory.wrong", int((target != PATTERN).sum()), name)
+    yield Reading("memory.wrong", WORD * int(target.ne(PATTERN).sum()), name)
 
 
 def _between(source: torch.device, target: torch.device) -> Iterator[Reading]:
     """Not run on a machine with several GPUs yet."""
     name = f"{source} to {target}"
     try:
-        data = torch.arange(COPY_BYTES // 8, dtype=torch.int64, device=source)
+        data = torch.arange(COPY_BYTES // WORD, dtype=torch.int64, device=source)
         copied = torch.empty_like(data, device=target)
         seconds = _time(target, lambda: copied.copy_(data))
         yield Reading("copy.rate", COPY_BYTES / seconds, name)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from everstep.core.checkup import Place, Reading
+from everstep.core.checkup import Place, Reading, encode
 from everstep.core.proof import new_nonce
 from everstep.probe import host, ring
 
@@ -45,15 +42,3 @@ def run(folder: str, address: str, fd: int) -> int:
     with open(fd, "wb") as file:
         file.write(encode(take(Path(folder), address)))
     return 0
-
-
-def encode(readings: Sequence[Reading]) -> bytes:
-    return msgspec.json.encode(readings)
-
-
-def decode(data: bytes) -> list[Reading]:
-    """What `encode` made. Nothing when it was cut or changed: it is then as if it had never been."""
-    try:
-        return msgspec.json.decode(data, type=list[Reading])
-    except msgspec.DecodeError:
-        return []
