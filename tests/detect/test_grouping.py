@@ -64,7 +64,8 @@ def test_two_bad_nodes_are_named_or_said_to_be_ambiguous(count: int, data: st.Da
     bad = data.draw(st.sets(st.sampled_from(names(count)), min_size=2, max_size=2))
     first, last = examined(count, bad)
     assert set(first.bad) <= bad <= {*first.bad, *first.perhaps}
-    assert len(first.perhaps) <= 4
+    borrows = len(grouping.grid(names(count))) > 2  # whoever was alone in a column is in doubt with whom it borrowed
+    assert len(first.perhaps) <= (5 if borrows else 4)
     assert not first.well & bad
     assert (set(last.bad), last.perhaps) == (bad, ()) if last.well else bad <= set(last.perhaps)
 

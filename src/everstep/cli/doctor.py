@@ -23,7 +23,7 @@ from everstep.cli.seat import USER_TOKEN
 from everstep.control.clinic import Attendance, Clinic
 from everstep.control.tls import client_context, server_context
 from everstep.control.token import create_token, read_token
-from everstep.control.transport import AddressInUse, listen
+from everstep.control.transport import AddressInUse, backoff, listen
 from everstep.core.checkup import Complaint, Examined, Reading
 from everstep.core.config import Control, RunConfig
 from everstep.core.endpoint import owns_address, parse_endpoint
@@ -120,7 +120,7 @@ class Visit:
         if self.listener is not None and not token_file.exists():
             token_file.parent.mkdir(parents=True, exist_ok=True)
             create_token(token_file)
-        self.token = read_token(token_file)
+        self.token_file = token_file
         self.server_tls = server_context(RunConfig(control=control)) if self.listener else None
         self.tls = client_context(control.tls_cert)
 
@@ -133,6 +133,21 @@ class Visit:
             return listen(host, port)
         except AddressInUse:
             return None
+
+    async def _token(self) -> bytes:
+        """The host may be about to make it, where all share a home. Raises UsageError for one that is no good."""
+        deadline, waits = asyncio.get_running_loop().time() + self.wait_s, backoff()
+        while self._unwritten() and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(next(waits))
+        return read_token(self.token_file)
+
+    def _unwritten(self) -> bool:
+        try:
+            return self.token_file.stat().st_size == 0
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # read_token says what it is
 
     def run(
         self,
@@ -162,12 +177,13 @@ class Visit:
         advertised: tuple[str, int] | None,
     ) -> Examined:
         hosting = None
+        token = await self._token()
         if self.listener is not None:
             clinic = Clinic(self.num_nodes, bars, seconds)
-            hosting = asyncio.create_task(clinic.host(self.listener, self.token, self.server_tls, self.wait_s))
+            hosting = asyncio.create_task(clinic.host(self.listener, token, self.server_tls, self.wait_s))
         readings = await asyncio.to_thread(exam.take, folder, address[0] or "127.0.0.1")
         attending = asyncio.create_task(
-            Attendance(self.name, self.token, self.tls, self.wait_s).attend(*self.at, readings, address, advertised)
+            Attendance(self.name, token, self.tls, self.wait_s).attend(*self.at, readings, address, advertised)
         )
         tasks = [task for task in (hosting, attending) if task is not None]
         try:
