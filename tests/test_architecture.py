@@ -55,6 +55,7 @@ PURE = (
     "src/everstep/control/raised.py",
     "src/everstep/control/recovery.py",
     "src/everstep/control/reform.py",
+    "src/everstep/control/refusal.py",
     "src/everstep/control/roles.py",
     "src/everstep/control/saved.py",
     "src/everstep/control/seating.py",
