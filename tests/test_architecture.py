@@ -31,7 +31,11 @@ WORKER_SIDE = {
 }
 
 # Files of the brain which import an extra's package when they are asked to, never on import: path -> package.
-OPTIONAL = {"src/everstep/observe/plot.py": "matplotlib", "src/everstep/detect/similar.py": "numpy"}
+OPTIONAL = {
+    "src/everstep/observe/plot.py": "matplotlib",
+    "src/everstep/cli/plan_plot.py": "matplotlib",
+    "src/everstep/detect/similar.py": "numpy",
+}
 
 # time.sleep is forbidden in src but here: path -> why.
 SLEEPS = {
@@ -44,8 +48,10 @@ PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
     "src/everstep/control/causes.py",
+    "src/everstep/sim/",
     "src/everstep/control/changes.py",
     "src/everstep/control/dealings.py",
+    "src/everstep/control/deciding.py",
     "src/everstep/control/draft.py",
     "src/everstep/control/drain.py",
     "src/everstep/control/job.py",

@@ -52,6 +52,7 @@ from everstep.core.types import (
     StacksTaken,
 )
 from everstep.detect import fallback
+from everstep.plan.costs import Accounts
 
 TICK_S = 0.1
 SAID = ("rolled-back", "step-fell-back", "save-failed")  # incidents that nobody has to be told to stop for
@@ -74,6 +75,7 @@ class Controller:
         self.resent_s: dict[str, float] = {}
         self.progress = EpochProgress(0, 0)
         self.recovery = Recovery()
+        self.accounts = Accounts()
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
         self.causes = Causes()
@@ -95,6 +97,7 @@ class Controller:
         entries = list(read(self.run_dir / "journal.jsonl"))
         for entry in entries:
             self.recovery.saw(entry.event, entry.t_s)
+            self.accounts.saw(entry.event, entry.t_s)
             if isinstance(entry.event, e.StepsSeen):
                 self.counted, _ = fallback.compare(self.counted, entry.event, loads=1)
         replayed = replay(self.spec, entries)
@@ -147,6 +150,8 @@ class Controller:
             self.record(closed, now)
         for found in self.causes.saw(record):
             self.record(found, now)
+        for what, seconds in self.accounts.saw(record, now):
+            self.feed(e.CostLearned(what, seconds))
         if isinstance(record, e.IncidentOpened):
             self._opened(record, now)
         elif isinstance(record, e.StepsSeen):

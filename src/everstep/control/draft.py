@@ -6,7 +6,7 @@ written once: directives, joins and losses, incidents, the stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from everstep.core import events as e
 from everstep.core.errors import ExitCode
 from everstep.core.types import Action, Blame, Directive, NodeLoss, NodeReport
 
+BLAMELESS = (NodeLoss.LEFT, NodeLoss.REPLACED)  # losses that say nothing of the hardware
 ORPHANS_S = 2.0  # the workers of a dead agent are gone by then
 
 
@@ -106,6 +107,8 @@ class Draft:
         if how is NodeLoss.LEFT and name in self.job.drains:
             self.set(drains=self.job.drains - {name})
         self.note(record)
+        if how not in BLAMELESS:
+            self.blame([name])
         plan = self.job.plan
         member = plan.member(name) if plan else None
         if plan is None or member is None or member.incarnation != node.report.incarnation:
@@ -120,6 +123,26 @@ class Draft:
             self.gone(record.incarnation, 0.0)
         else:
             self.gone(record.incarnation, self.now + (ORPHANS_S if how is NodeLoss.DIED else self.longest_s()))
+
+    def blame(self, nodes: Iterable[str]) -> None:
+        """These failed, or what ran on them hung or was ended from outside. Too often: seated last, for a while."""
+        for node in dict.fromkeys(nodes):
+            memory = self.job.memory.failed(node, self.now)
+            self.set(memory=memory)
+            if memory.excluded(node, self.now) and node not in self.job.excluded:
+                self.set(excluded=self.job.excluded | {node})
+                minutes = (memory.nodes[node].out_until_s - self.now) / 60
+                text = f"{node} failed too often: for {minutes:.0f} min it is seated only if no other node is there"
+                self.note(e.Alert("node-excluded", text))
+
+    def readmit(self) -> None:
+        """Nodes whose time out is over have the same rights as all others."""
+        excluded = self.job.excluded
+        back = sorted(node for node in excluded if not self.job.memory.excluded(node, self.now))
+        if back:
+            self.set(excluded=excluded.difference(back))
+            for node in back:
+                self.note(e.Alert("node-admitted", f"{node} is seated like every other node again"))
 
     def gone(self, incarnation: str, at_s: float) -> None:
         self.set(gone_by={**self.job.gone_by, incarnation: at_s})

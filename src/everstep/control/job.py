@@ -8,10 +8,13 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.dealing import Dealing
+from everstep.core.decisions import Decision
 from everstep.core.formation import Formation, Rollback
 from everstep.core.saves import Saves
 from everstep.core.types import Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
 from everstep.detect.repeat import Signature
+from everstep.plan.costs import Costs
+from everstep.plan.nodes import Memory
 
 
 class Stage(str, enum.Enum):
@@ -69,6 +72,8 @@ class Incident(msgspec.Struct, frozen=True):
     why: str
     opened_s: float
     counts: bool  # against the restart budget
+    decision: Decision | None = None  # what is done about it
+    about: tuple[str, ...] = ()  # members that were dead when it was decided
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -124,6 +129,10 @@ class Job(msgspec.Struct, frozen=True):
     dealt: tuple[Dealing, ...] = ()  # the last ones in the journal
     save_asked: int = 0  # wishes of persons for a save, so far
     drains: frozenset[str] = frozenset()  # who is to leave: nodes until they have left, and places (node/local_rank)
+    costs: Costs = Costs()  # what actions took in this job
+    memory: Memory = Memory()  # of nodes that failed
+    excluded: frozenset[str] = frozenset()  # nodes that are seated last, by that memory
+    patient_until_s: float = 0.0  # it is waited for a node until then rather than go on with fewer; 0: it is not
     stop: e.StopAsked | None = None
     outcome: Outcome | None = None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import changes, dealings, membership, reform, refusal, saved, seats
+from everstep.control import changes, dealings, deciding, membership, reform, refusal, saved, seats
 from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
@@ -50,6 +50,8 @@ def step(job: Job, event: e.Input, now: float) -> tuple[Job, list[Command]]:
             draft.set(save_asked=number)
             for name in job.nodes:
                 draft.remind(name)
+        case e.CostLearned(what, seconds):
+            draft.set(costs=job.costs.saw(what, seconds))
         case e.Ticked():
             pass
     _react(draft)
@@ -70,7 +72,7 @@ def _restarted(draft: Draft, term: int) -> None:
         stop_by = now + job.spec.grace_s + job.spec.stop_margin_s if node.stop_by_s else 0.0
         draft.put(msgspec.structs.replace(node, lost_at_s=due, stop_by_s=stop_by))
     short_since_s = now if job.short_since_s else 0.0
-    draft.set(stage_since_s=now, last_join_s=now, grow_at_s=0.0)
+    draft.set(stage_since_s=now, last_join_s=now, grow_at_s=0.0, patient_until_s=0.0, memory=job.memory.rebased(now))
     draft.set(short_since_s=short_since_s, raised_s=0.0)
     draft.set(gone_by={i: now + draft.longest_s() if at else 0.0 for i, at in job.gone_by.items()})
 
@@ -185,6 +187,7 @@ def _react(draft: Draft) -> None:
     """Let time and the new state have their consequences; each rule may open the way for the next."""
     if draft.job.stage in ENDED:
         return
+    draft.readmit()
     _expire(draft)
     if draft.job.stage in ACTIVE:
         _check_epoch(draft)
@@ -252,8 +255,10 @@ def _check_epoch(draft: Draft) -> None:
 def _all_through(draft: Draft, plan: EpochPlan) -> bool:
     """Every worker ended, and no member that is here has a process of this epoch left."""
     job = draft.job
-    nodes = [job.nodes.get(member.node) for member in plan.members]
-    return len(job.ended) == seats.num_places(job) and all(n is None or n.stopped(plan.epoch) for n in nodes)
+    here = [(job.nodes.get(member.node), member.incarnation) for member in plan.members]
+    # A new agent under a member's name has ended what the old one ran, and knows nothing of this epoch.
+    nodes = [node for node, incarnation in here if node is not None and node.report.incarnation == incarnation]
+    return len(job.ended) == seats.num_places(job) and all(node.stopped(plan.epoch) for node in nodes)
 
 
 def _complete(draft: Draft) -> None:
@@ -288,6 +293,7 @@ def _check_growth(draft: Draft) -> None:
 def _evict(draft: Draft, *, cut: bool, kill_ranks: tuple[int, ...] = ()) -> None:
     incident = draft.job.incident
     assert incident is not None
+    deciding.evict(draft)
     draft.enter(Stage.EVICTING, incident.why)
     draft.order_stop(incident.why, draft.job.spec.grace_s, cut=cut, kill_ranks=kill_ranks)
 
@@ -316,10 +322,11 @@ def _try_form(draft: Draft) -> None:
     count, spec = len(candidates), job.spec
     pending = any(not n.free for n in job.nodes.values() if not n.report.leaving)
     last_call = job.stage is Stage.CHECKING and now < job.last_join_s + spec.last_call_s
+    waits = now < job.patient_until_s  # for the successor of a lost node
     overdue = now >= job.stage_since_s + spec.join_timeout_s
     if any(not n.at_rest for n in job.nodes.values()):
         return  # back from a cut and still stopping: what its workers save must not meet what new ones load
-    if count >= spec.max_nodes or (count >= spec.min_nodes and (overdue or not (pending or last_call))):
+    if count >= spec.max_nodes or (count >= spec.min_nodes and (overdue or not (pending or last_call or waits))):
         _form(draft, [n.report for n in candidates])
     elif overdue:
         why = f"{count} of at least {spec.min_nodes} nodes after {spec.join_timeout_s:.0f} s"
@@ -329,16 +336,17 @@ def _try_form(draft: Draft) -> None:
 def _form(draft: Draft, present: list[NodeReport]) -> None:
     job = draft.job
     previous = job.plan.members if job.plan else ()
-    plan = membership.deal(job.epoch + 1, previous, present, job.spec.max_nodes, job.restarts)
+    deciding.dealt(draft)
+    plan = membership.deal(job.epoch + 1, previous, present, job.spec.max_nodes, job.restarts, job.excluded)
     draft.set(epoch=plan.epoch, plan=plan, ended={}, lost=(), gone_by={}, grow_at_s=0.0, incident=None)
     draft.set(formation=None, before=None, superseded=(), founders=frozenset(), lives={}, departed={})
     draft.set(fixed=False, vacant=frozenset(), short_since_s=0.0, raised=frozenset(), raised_s=0.0)
     draft.note(e.EpochFormed(plan))
     draft.enter(Stage.FORMING)
     for report in present:
+        node = draft.job.nodes[report.node]
+        draft.put(msgspec.structs.replace(node, stop_by_s=0.0))  # it is at rest, or would not be here
         if plan.member(report.node):
-            node = draft.job.nodes[report.node]
-            draft.put(msgspec.structs.replace(node, stop_by_s=0.0))
             draft.direct(report.node, Action.RUN, epoch=plan.epoch, plan=plan)
         else:
             draft.direct(report.node, Action.PARK, reason="spare")

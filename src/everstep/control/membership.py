@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from everstep.core.types import EpochPlan, Member, NodeReport
 
 TOGETHER = 10  # nodes that share an epoch bear this many times the silence that a lone one does
 
 
-def choose(previous: Sequence[Member], present: Sequence[NodeReport], max_nodes: int) -> list[NodeReport]:
-    """At most `max_nodes` of `present` (given in order of arrival): former members first, then who asked for a rank."""
+def choose(
+    previous: Sequence[Member], present: Sequence[NodeReport], max_nodes: int, last: Collection[str] = ()
+) -> list[NodeReport]:
+    """At most `max_nodes` of `present` (given in order of arrival): former members first, then who asked for a rank.
+
+    last: nodes that are taken only where no other one is there.
+    """
     former = {m.node: m.group_rank for m in previous}
 
-    def turn(report: NodeReport) -> tuple[float, float]:
+    def turn(report: NodeReport) -> tuple[bool, float, float]:
         asked = report.node_rank if report.node_rank >= 0 else math.inf
-        return former.get(report.node, len(former)), asked
+        return report.node in last, former.get(report.node, len(former)), asked
 
     return sorted(present, key=turn)[:max_nodes]
 
@@ -47,10 +52,15 @@ def seat(previous: Sequence[Member], chosen: Sequence[NodeReport]) -> tuple[Memb
 
 
 def deal(
-    epoch: int, previous: Sequence[Member], present: Sequence[NodeReport], max_nodes: int, restart_count: int
+    epoch: int,
+    previous: Sequence[Member],
+    present: Sequence[NodeReport],
+    max_nodes: int,
+    restart_count: int,
+    last: Collection[str] = (),
 ) -> EpochPlan:
     """The plan of a new epoch. Its store listens where the node of group rank 0 said it can."""
-    chosen = choose(previous, present, max_nodes)
+    chosen = choose(previous, present, max_nodes, last)
     members = seat(previous, chosen)
     host = next(r for r in chosen if r.node == members[0].node)
     return EpochPlan(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import changes, raised, roles, seating, seats, verdicts
+from everstep.control import changes, deciding, raised, roles, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import ENDED, Job, NodeState, Stage
 from everstep.core import events as e
@@ -235,6 +235,7 @@ def _anew(draft: Draft) -> bool:
         if not verdicts.charge(draft, ends):
             return True
     draft.set(raised=draft.job.raised | {(blame.node, blame.rank) for blame in blames})
+    deciding.raised(draft, formation, again)
     if again:
         seating.next_life(draft, again)
     return _go_on(draft)
@@ -259,13 +260,15 @@ def _go_on(draft: Draft) -> bool:
     assert formation is not None
     if not seats.survivors(job, formation):
         return False
-    if not job.fixed:
-        following = seats.without_dead(job, formation, job.formed + 1)
-    else:
+    if job.fixed:
         following = roles.refilled(job, formation, job.formed + 1)
-    if following is None:
-        _wait(draft, formation)
+        if following is None:
+            _wait(draft, formation)  # first: it may have more of them replaced
+        deciding.without_standby(draft, formation)
     else:
+        alone = deciding.without_standby(draft, formation)
+        following = seats.without_dead(job, formation, job.formed + 1, fill=not alone)
+    if following is not None:
         _stop_leavers(draft, following)
         seating.issue(draft, following)
     return True
@@ -300,6 +303,7 @@ def _replace(draft: Draft, workers: list[str]) -> None:
 
 def _spare_lost(draft: Draft, formation: Formation) -> None:
     """Who died held no role: nobody has to move, and no time is lost."""
+    deciding.beside(draft, "it held no role")
     draft.note(e.StepResumed(formation.epoch, draft.job.floor, 0.0))
     draft.set(incident=None)
     draft.enter(Stage.RUNNING)
@@ -344,6 +348,8 @@ def _replace_early(draft: Draft, committed: int) -> None:
         why = f"rank {blames[0].rank} on {blames[0].node} {blames[0].detail} while the others went on"
         draft.open_incident("left-early", blames, why, counts=True)
         verdicts.charge(draft)
+    if draft.job.stage not in ENDED:
+        deciding.beside(draft, "the others went on")
     seating.next_life(draft, [blame.rank for blame in blames])
     if draft.job.stage not in ENDED:
         seating.direct_all(draft)

@@ -184,13 +184,13 @@ def target(job: Job) -> int:
     return sum(member.slots for member in job.plan.members if member.group_rank < job.spec.max_nodes)
 
 
-def without_dead(job: Job, formation: Formation, epoch: int) -> Formation | None:
-    """The survivors and, in the roles of the dead, whoever waits ready. None: no survivor may hold the state."""
+def without_dead(job: Job, formation: Formation, epoch: int, *, fill: bool = True) -> Formation | None:
+    """The survivors and, in the roles of the dead, whoever waits ready (with `fill`). None: nobody has the state."""
     if not survivors(job, formation):
         return None
     former = holders(job, formation)
     living = [seat for seat in former if alive(job, seat.worker)]
-    waiting = ready_ones(job, formation)[: max(0, target(job) - len(living))]
+    waiting = ready_ones(job, formation)[: max(0, target(job) - len(living))] if fill else []
     seats = []
     for seat in former:
         if seat in living:
@@ -322,7 +322,7 @@ def all_leave(job: Job) -> bool:
 
 
 def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:
-    """Sessions that wait for a role and can have one, by rank: a worker that had one before, in its next life only."""
+    """Sessions that wait for a role, by rank, on excluded nodes last. Who had one before: in its next life only."""
     plan = job.plan
     assert plan is not None
     seated = {seat.worker for seat in formation.seats}
@@ -332,7 +332,8 @@ def ready_ones(job: Job, formation: Formation) -> list[SessionReport]:
         if session.stage is Stage.READY and session.epoch == 0 and worker not in seated
         if alive(job, worker) and not leaving(job, worker)
     ]
-    return [session for _, session in sorted(waiting, key=lambda pair: pair[0])]
+    waiting.sort(key=lambda pair: (place(pair[1].worker)[0] in job.excluded, pair[0]))
+    return [session for _, session in waiting]
 
 
 def form(job: Job, epoch: int, seats: Sequence[Seat], abort: bool) -> Formation:

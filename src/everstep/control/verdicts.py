@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from everstep.control import deciding
 from everstep.control.draft import Draft
 from everstep.control.job import Incident, Stage
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
+from everstep.core.types import ExitCause
 from everstep.detect.blame import first_cause
 from everstep.detect.repeat import repeats, signature
 
@@ -35,12 +37,21 @@ def charge(draft: Draft, raised: Sequence[e.WorkerEnded] = ()) -> bool:
         counted = _name_cause(draft, incident)
     steps = [max(w.exit.total_step, w.exit.step) for w in job.ended.values()]
     draft.set(best_step=max([job.best_step, *steps]))
+    draft.blame(_failed_nodes(draft))
     if counted:
         _remember(draft, {**job.ended, **{end.rank: end for end in raised}})
         if _give_up(draft):
             return False
         draft.set(restarts=draft.job.restarts + 1)
     return True
+
+
+def _failed_nodes(draft: Draft) -> list[str]:
+    """Where something hung or was ended from outside: the script's own errors are nobody's hardware."""
+    incident = draft.job.incident
+    assert incident is not None
+    hung = incident.kind == "hang"
+    return [c.node for c in incident.culprits if c.rank >= 0 and (hung or c.cause == ExitCause.SIGNAL.value)]
 
 
 def _name_cause(draft: Draft, incident: Incident) -> bool:
@@ -67,7 +78,10 @@ def _give_up(draft: Draft) -> bool:
     job = draft.job
     incident = job.incident
     assert incident is not None
-    if repeats(job.signatures, job.spec.crash_loop):
+    looped = repeats(job.signatures, job.spec.crash_loop)
+    if looped or job.restarts >= job.spec.max_restarts:
+        deciding.give_up(draft)
+    if looped:
         step = job.signatures[-1].step
         why = f"the same failure {job.spec.crash_loop} times at step {step}: {incident.why}"
         draft.end(ExitCode.CRASH_LOOP, why)

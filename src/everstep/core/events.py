@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from everstep.core.dealing import Dealing
+from everstep.core.decisions import Decision
 from everstep.core.formation import Formation
 from everstep.core.types import Blame, EpochPlan, Exit, JobSpec, NodeLoss, NodeReport, Verdict
 
@@ -81,6 +82,13 @@ class SaveAsked(Event, frozen=True):
     number: int
 
 
+class CostLearned(Event, frozen=True):
+    """What an action took in an incident that is over (`plan.costs`): later decisions rest on it."""
+
+    what: str
+    seconds: float
+
+
 class Ticked(Event, frozen=True):
     """Time passed; journalled only when it made the machine act."""
 
@@ -95,6 +103,7 @@ Input = (
     | StopAsked
     | DrainAsked
     | SaveAsked
+    | CostLearned
     | Ticked
 )
 
@@ -214,6 +223,13 @@ class IncidentUpdated(Event, frozen=True):
     why: str = ""
 
 
+class Decided(Event, frozen=True):
+    """What is done about an incident, and what else was weighed."""
+
+    incident: str
+    decision: Decision
+
+
 class EvidenceSaved(Event, frozen=True):
     """Files written into the incident's folder, relative to the run folder."""
 
@@ -294,6 +310,7 @@ Record = (
     | WorkerEnded
     | IncidentOpened
     | IncidentUpdated
+    | Decided
     | EvidenceSaved
     | CauseFound
     | SurvivorsTold

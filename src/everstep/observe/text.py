@@ -89,6 +89,8 @@ def incident_lines(incident: IncidentSummary) -> list[str]:
         lines.append(_by_log(incident.why, incident.cause))
     if incident.collateral:
         lines.append(f"collateral: {who(incident.collateral)} failed as a consequence")
+    if incident.answer:
+        lines.append(f"decided: {incident.answer}")
     lines.append(_cost(incident))
     if incident.files:
         folder = incident.files[0].rpartition("/")[0]

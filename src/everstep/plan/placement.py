@@ -7,6 +7,7 @@ loss of more does so with the smallest probability. Groups are laid across failu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -32,6 +33,7 @@ def _around(group: Sequence[str], place: int, count: int) -> tuple[str, ...]:
     return tuple(group[(place + step) % len(group)] for step in range(1, count + 1))
 
 
+@functools.lru_cache(maxsize=4096)
 def recovery_probability(num_nodes: int, copies: int, num_lost: int) -> float:
     """That no state is lost with `num_lost` nodes, all sets of them equally likely. Exact."""
     if copies > num_nodes:
@@ -42,8 +44,10 @@ def recovery_probability(num_nodes: int, copies: int, num_lost: int) -> float:
     whole = num_groups - 1 if rest else num_groups
     group = [math.comb(copies, lost) for lost in range(copies)]  # ways to lose `lost` of a group, but not all
     ways = _ring(copies + rest, copies) if rest else [1]
-    for _ in range(whole):
-        ways = _times(ways, group, num_lost)
+    while whole:  # its power, by squares
+        if whole & 1:
+            ways = _times(ways, group, num_lost)
+        group, whole = _times(group, group, num_lost), whole >> 1
     return ways[num_lost] / math.comb(num_nodes, num_lost) if num_lost < len(ways) else 0.0
 
 

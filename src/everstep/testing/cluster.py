@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from everstep.control import lifecycle
 from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
 from everstep.core import events as e
 from everstep.core.types import Action, Activity, Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
+from everstep.core.virtual import VirtualClock
 from everstep.detect.blame import LATE_S
 from everstep.testing import trace
 from everstep.testing.actors import SimAgent
-from everstep.testing.clock import VirtualClock
 from everstep.testing.network import DOWN, UP, Connection, Message, Wire
 from everstep.testing.rounds import Rounds
 from everstep.testing.sessions import COLLATERAL
@@ -67,8 +68,11 @@ class SimController:
         for command in commands:
             if isinstance(command, Direct):
                 self._send(command.node, command.directive)
-            elif isinstance(command.record, e.NodeLost):
-                self._close(command.record)
+            else:
+                if isinstance(command.record, e.NodeLost):
+                    self._close(command.record)
+                if self.cluster.listener is not None:
+                    self.cluster.listener(now, command.record)
         if job.stage is not before.stage:
             self.cluster.clock.after(TICK_S, self._tick, 0.0)  # rules that the new stage brings
         self._plan_tick()
@@ -248,7 +252,18 @@ class Cluster:
         self.one_bug = False  # every error of the script is the same one
         self.breaks_change = False  # the next planned change of formations costs somebody's life
         self.quiet = False  # no faults any more
+        self.listener: Callable[[float, e.Record], None] | None = None  # hears the machine's records
         self.controller = SimController(self)
+        self._costs(random.Random(f"costs {rng.getstate()[1][:4]}"))
+
+    def _costs(self, chance: random.Random) -> None:
+        """Some jobs have learned costs with which the policy chooses the other way."""
+        if chance.random() < 0.3:
+            pairs = (("restart-workers", "node"), ("promote-standby", "grow"), ("grow", "process"))
+            slow, quick = chance.choice(pairs)
+            for what, seconds in ((slow, 1000.0), (quick, 0.0)):
+                for _ in range(9):
+                    self.controller.feed(e.CostLearned(what, seconds))
 
     def trace(self, line: str) -> None:
         assert self.lines is not None
@@ -368,7 +383,7 @@ def next_deadline(job: Job, now: float) -> float:
     """When time alone may next make the machine act; infinity: never."""
     if job.stage in ENDED:
         return math.inf
-    moments = [job.grow_at_s]
+    moments = [job.grow_at_s, job.patient_until_s]
     for node in job.nodes.values():
         moments += (node.lost_at_s, node.stop_by_s)
     moments += job.gone_by.values()

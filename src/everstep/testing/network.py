@@ -11,7 +11,7 @@ import random
 from typing import Protocol
 
 from everstep.core.types import Directive, NodeReport
-from everstep.testing.clock import VirtualClock
+from everstep.core.virtual import VirtualClock
 
 UP, DOWN = 0, 1  # towards the controller, towards the node
 Message = Directive | NodeReport

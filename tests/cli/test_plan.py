@@ -1,0 +1,78 @@
+"""`everstep plan`: what it prints, its JSON, its picture, and what it refuses."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everstep.cli.main import main
+from everstep.cli.plan import percent, seconds_of, span
+from everstep.core.errors import ExitCode, UsageError
+from everstep.plan.planner import Recommendation
+
+JOB = ("plan", "--gpus", "16384", "--state-bytes", "5.6T", "--step-s", "5")
+
+
+def test_it_says_what_to_set_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--mtbf", "3h"]) == 0
+    said = capsys.readouterr().out
+    for part in ("a failure every 3 h", "ETTR", "closed form", "memory    every 4 steps", "disk      every",
+                 "copies    2", "standbys  1 node", "a process dies: promote-standby",
+                 "all copies are lost: roll-back"):  # fmt: skip
+        assert part in said
+
+
+def test_json_holds_every_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--json", "--replicas", "2"]) == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=Recommendation)
+    assert found.question.mttf_s == pytest.approx(86400 / (2048 * 0.0065))
+    assert all(remedy.decision.alternatives for remedy in found.remedies)
+
+
+def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "plan.png"
+    assert main([*JOB, "--mtbf", "3h", "--plot", str(out)]) == 0
+    width, height = struct.unpack(">II", out.read_bytes()[16:24])
+    assert width > 800 and height > 600
+    assert main([*JOB, "--mtbf", "3h", "--plot", str(tmp_path / "no" / "plan.png")]) == ExitCode.USAGE
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (["--mtbf", "3 years"], "expected a time as in 30m, 3h, 2d"), (["--mtbf", "0"], "--mtbf: must be above 0"),
+    (["--replicas", "3"], "does not divide"), (["--node-failures", "0"], "must be above 0"),
+    (["--copy-rate", "fast"], "expected a size"), (["--gpus-per-node", "0"], "--gpus-per-node 0")])  # fmt: skip
+def test_what_it_refuses(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, *more]) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_times() -> None:
+    assert [seconds_of(text, "") for text in ("90", "45s", "30m", "3h", "2d", "1.5w")] == [
+        90,
+        45,
+        1800,
+        10800,
+        172800,
+        907200,
+    ]
+    for text in ("", "-3h", "3y", "h", "3 h 2 m"):
+        with pytest.raises(UsageError, match="--mtbf"):
+            seconds_of(text, "--mtbf")
+    assert [span(0.0175), span(20), span(600), span(6605), span(3 * 86400)] == [
+        "17.5 ms",
+        "20 s",
+        "10 min",
+        "110 min",
+        "3 d",
+    ]
+    assert [percent(0.0), percent(0.5), percent(8.6e-6), percent(1 - 8.6e-6)] == [
+        "0.00 %",
+        "50.00 %",
+        "0.00086 %",
+        "99.99914 %",
+    ]

@@ -1,0 +1,94 @@
+"""Steps and saves in closed form, against the same made one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from everstep.sim.chance import exponential, weibull
+from everstep.sim.fleet import Fleet
+from everstep.sim.progress import Pace, Progress
+
+PACE = Pace(2.0, 16.0)
+
+
+class Slowly:
+    """Second by second, and a step or a save at a time."""
+
+    def __init__(self, every: int, stall_s: int) -> None:
+        self.every, self.stall_s = every, stall_s
+        self.steps = self.since = self.done_s = 0
+        self.saves: list[tuple[float, int]] = []
+        self.saving = False
+
+    def second(self, now: float) -> None:
+        self.done_s += 1
+        if self.saving and self.done_s == self.stall_s:
+            self.saves.append((now + 1, self.steps))
+            self.saving, self.since, self.done_s = False, 0, 0
+        elif not self.saving and self.done_s == PACE.step_s:
+            self.steps, self.since, self.done_s = self.steps + 1, self.since + 1, 0
+            self.saving = bool(self.every) and self.since == self.every
+
+
+@given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 9), st.lists(st.integers(1, 90), min_size=1, max_size=8))
+@example(2, 4, 1, [7, 4])  # the first save ends with the second span
+@example(2, 3, 0, [5, 1, 1])
+@settings(max_examples=150, deadline=None)
+def test_closed_form_is_the_sum_of_its_seconds(every: int, stall_s: int, lag_s: int, spans: list[int]) -> None:
+    fast, slow, now = Progress(every, stall_s, lag_s), Slowly(every, stall_s), 0
+    for span in spans:
+        stepping_s, stalls_s = fast.advance(now, span, PACE)
+        for second in range(now, now + span):
+            slow.second(second)
+        now += span
+        assert stepping_s + stalls_s == pytest.approx(span)
+        assert (fast.steps, fast.saves) == (slow.steps, len(slow.saves))
+        assert fast.worth == pytest.approx((fast.steps + fast.part) * PACE.worth)
+        durable = max((steps for at, steps in slow.saves if at + lag_s <= now), default=0)
+        assert fast.durable(now).steps == durable
+    lost, worth = fast.roll_back(now)
+    assert (lost, fast.steps) == (slow.steps - durable, durable)
+    assert fast.worth == pytest.approx(durable * PACE.worth)
+    assert worth >= lost * PACE.worth - 1e-6
+
+
+def test_a_save_may_follow_the_next_step() -> None:
+    progress = Progress(10, 1.0)
+    progress.advance(0, 6.0, PACE)
+    progress.save_next()
+    assert progress.advance(6, 3.0, PACE) == (2.0, 1.0)
+    assert progress.durable(9.0).steps == 4
+
+
+class Fixed:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+    def gauss(self, mu: float, sigma: float) -> float:
+        return mu + sigma
+
+
+def test_draws() -> None:
+    median = Fixed(0.5)
+    assert exponential(median, 10.0) == pytest.approx(10 * math.log(2))
+    assert weibull(median, 10.0, 1.0, age=5.0) == pytest.approx(10 * math.log(2))
+    assert weibull(median, 10.0, 2.0) == pytest.approx(10 * math.log(2) ** 0.5)
+
+
+def test_only_switches_bring_spares_of_other_slices() -> None:
+    for optical, expected in ((True, 9), (False, -1)):
+        fleet = Fleet(8, 2, replicas=2, per_slice=4, optical=optical)
+        fleet.lose(8)
+        assert fleet.lose(1) == 1
+        assert fleet.whole_replicas == 1
+        assert fleet.fits(1) == expected
+        fleet.back(1)
+        fleet.fill()
+        assert fleet.is_full and fleet.seat_of(1 if not optical else 9) == 1
