@@ -95,6 +95,12 @@ def test_rotating_pauses_are_jitter(members: int, in_turn: bool) -> None:
     assert found[0].verdict([]).culprits == ()
 
 
+def test_pauses_of_one_member_are_not_jitter_of_all() -> None:
+    work_s = healthy(4, 300)
+    work_s[50::5, 2] *= 1.6
+    assert watch(work_s) == []
+
+
 def test_one_slow_member_among_pauses_is_named() -> None:
     work_s = healthy(8, 400)
     for step in range(50, 400):
