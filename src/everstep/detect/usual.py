@@ -41,8 +41,11 @@ class Usual:
         typical = np.array([np.median(s[k]) if k.any() else self._floor for s, k in zip(scatter, seen, strict=True)])
         weight = 1.0 / np.maximum(self.count, 1) ** 0.5  # a few values say little about their own spread
         self.scatter = np.maximum(scatter * (1 - weight) + typical[:, None] * weight, self._floor)
-        for apart_now in np.where(np.isnan(apart), values - self.own, apart - self.distance):
-            self._persists(apart_now, np.asarray(1.0 / len(values)))
+        now = np.clip(np.where(np.isnan(apart), values - self.own, apart - self.distance) / self.spread, -PULL, PULL)
+        pairs = np.stack((now[1:] * now[:-1], now[1:] ** 2))
+        known = ~np.isnan(pairs[0])
+        self._products = np.where(known, pairs, 0.0).sum(1) / np.maximum(known.sum(0), 1)
+        self._before = now[-1]
 
     def excess(self, values: Floats, healthy: Flags) -> tuple[Floats, Floats]:
         """(beyond the usual distance to the others that are healthy, beyond the usual own level). Without others, the
