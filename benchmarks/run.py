@@ -14,6 +14,7 @@ from pathlib import Path
 from harness import ROOT, Claim, arguments, machine, say
 
 SKIPPED = {"run.py", "harness.py", "jobs.py", "checkpoint_more.py"}
+SKIPPED |= {"detection_jobs.py", "detection_peers.py", "detection_plot.py"}
 
 
 def main() -> int:
