@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,8 +191,8 @@ class Sized(NamedTuple):
 
 
 TUNED = (
-    Sized("25 MB", 512, 8, 80, 96, (2, 4, 8) * 3, 320),
-    Sized("100 MB", 1024, 8, 120, 96, (2, 4, 8) * 3, 320),
+    Sized("50 MB", 720, 8, 80, 24, (3, 6, 12) * 8, 400),
+    Sized("200 MB", 1440, 8, 160, 24, (3, 6, 12) * 6, 280),
 )
 
 
@@ -224,12 +225,12 @@ def best(swept: dict[str, Any]) -> int:
 
 
 def judged(name: str, optimum: int, rows: Sequence[tuple[float, int, int]]) -> list[Claim]:
-    """Over the second half. Steps in which no save was under way tell what a step costs without."""
+    """Over the second half. Steps in which no save was under way, nor right before, tell what a step costs without."""
     half = rows[len(rows) // 2 :]
     asked = sorted({requested for _, requested, _ in half})
-    interval = median([b - a for a, b in zip(asked, asked[1:], strict=False)]) if len(asked) > 1 else float("inf")
-    busy = [requested > durable for _, requested, durable in half]
-    quiet = [row[0] for row, now, before in zip(half[1:], busy[1:], busy, strict=False) if not now and not before]
+    interval = (asked[-1] - asked[0]) / (len(asked) - 1) if len(asked) > 1 else float("inf")
+    busy = [now[1] > before[1] or before[1] > before[2] for before, now in pairwise(half)]
+    quiet = [row[0] for row, (before, now) in zip(half[2:], pairwise(busy), strict=True) if not now and not before]
     usual = sum(quiet) / len(quiet) if quiet else float("nan")
     overhead = 100 * (sum(row[0] for row in half) / len(half) / usual - 1)
     close = abs(interval - optimum) <= max(1, CLOSE * optimum)

@@ -31,7 +31,7 @@ WORKER_SIDE = {
 }
 
 # Files of the brain which import an extra's package when they are asked to, never on import: path -> package.
-OPTIONAL = {"src/everstep/observe/plot.py": "matplotlib"}
+OPTIONAL = {"src/everstep/observe/plot.py": "matplotlib", "src/everstep/detect/similar.py": "numpy"}
 
 # Detectors that compute with arrays over members need numpy on import. Who uses them loads them when it has to judge.
 ARRAYS = ("change", "jitter", "peers", "straggler", "usual", "workload")
@@ -47,6 +47,7 @@ SLEEPS = {
 PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
+    "src/everstep/control/causes.py",
     "src/everstep/control/changes.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/draft.py",

@@ -3,13 +3,15 @@
 WAY "write" makes what the others read: a checkpoint of ours, one of `dcp.save`, a file of `torch.save`. The others time
 one restore: "disk" (ours), "own vault", "peer's vault", "dcp", "torch.load", all into a new model and an optimizer that
 has made no step; "disk, in place" and "dcp, in place" into tensors that are there, the optimizer's too, the second one
-the call of `dcp.load` alone. The last line of output is JSON: the seconds, the bytes of the state, and how far the
-process's resident memory rose from before the model was built. What is on disk is dropped from the page cache before.
+the call of `dcp.load` alone; "read" reads the bytes of our file past the page cache, and does nothing with them. The
+last line of output is JSON: the seconds, the bytes of the state, and how far the process's resident memory rose from
+before the model was built. What is on disk is dropped from the page cache before.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
 import time
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from everstep.state import capture, restore
 from everstep.state.client import Vault
 from everstep.state.disk import Checkpoints
+from everstep.state.image import CHUNK_BYTES
 
 JOB, STEP, EPOCH = "bench", 1, 1
 SECRET = b"of a benchmark, not of a job ...."
@@ -116,6 +119,19 @@ def by_dcp_in_place(folder: Path, width: int, layers: int) -> Callable[[], None]
     return lambda: dcp.load(state, checkpoint_id=folder / "dcp")
 
 
+def just_read(folder: Path, width: int, layers: int) -> Callable[[], None]:
+    (path,) = (folder / "ours").glob("step-*/*.distcp")
+    buffer = mmap.mmap(-1, CHUNK_BYTES)
+
+    def work() -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        for start in range(0, path.stat().st_size, CHUNK_BYTES):
+            os.preadv(fd, [buffer], start)
+        os.close(fd)
+
+    return work
+
+
 def by_torch(folder: Path, width: int, layers: int) -> Callable[[], None]:
     new = Trained(width, layers, stepped=False)
 
@@ -135,6 +151,7 @@ WAYS: dict[str, Callable[[Path, int, int], Callable[[], None]]] = {
     "dcp": by_dcp,
     "dcp, in place": by_dcp_in_place,
     "torch.load": by_torch,
+    "read": just_read,
 }
 
 

@@ -163,8 +163,8 @@ def image_bytes(pid: int) -> int:
 
 
 def sweep(folder: Path, width: int, layers: int, batch: int, steps: int, *intervals: int) -> dict[str, Any]:
-    """Half as many quiet steps around each block. `wholes`: in how many steps each save was durable."""
-    loop, quiet = Loop(folder, width, layers, batch), steps // 2
+    """As many quiet steps around each block. `wholes`: in how many steps each save was durable."""
+    loop, quiet = Loop(folder, width, layers, batch), steps
     order: list[tuple[str, Starts]] = []
     for every in intervals:
         order.append(("quiet", [Tier.NOTHING] * quiet))

@@ -40,6 +40,7 @@ def test_out_of_memory_is_told_from_other_kills(tmp_path: Path, small_cgroup: Ca
         assert end.cause is ExitCause.OOM, end
         assert "killed by the kernel, out of memory" in end.message
         assert "killed by the kernel: out of memory" in run.text()
+        assert run.events(e.CauseFound)[0].verdict.culprits[0].cause == "host-out-of-memory"
 
 
 def test_a_kill_from_outside_and_one_after_the_grace(tmp_path: Path) -> None:
@@ -123,6 +124,9 @@ def test_every_attempts_logs_are_kept_and_the_last_lines_shown(tmp_path: Path) -
         incident = run.events(e.IncidentOpened)[0].incident
         kept = (run.run_dir / "incidents" / incident / "rank1-log.txt").read_text()
         assert "ValueError: the data set has no sample 12" in kept
+        causes = [x.verdict.culprits[0] for x in run.events(e.CauseFound)]
+        assert [(x.rank, x.cause) for x in causes] == [(1, "code")] * 2
+        assert (run.run_dir / "summary.txt").read_text().count("its log: code (90% sure)") == 2
 
 
 # B14, B18: exit codes -----------------------------------------------------------------------------------

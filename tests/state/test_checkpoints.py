@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from everstep.state import claims, layout
 from everstep.state.disk import Checkpoints, Written
 from everstep.state.folder import FolderStore
 from everstep.state.image import Damaged
-from everstep.state.retention import Pruned, Retention
+from everstep.state.retention import Pruned, Retention, sweep
 from everstep.state.store import open_store
 
 
@@ -268,6 +270,26 @@ def test_deleters_in_a_race_leave_the_newest_whole(tmp_path: Path) -> None:
     assert sorted(removed) == [f"step-{step:010d}" for step in range(1, 11)]  # each by one of them
     assert Checkpoints(tmp_path).found() == [12, 11]
     assert all(Checkpoints(tmp_path).verify(step) == [] for step in (11, 12))
+
+
+class Meeting(FolderStore):
+    """Another process ends a save elsewhere between the bytes of `latest` and their name."""
+
+    @contextmanager
+    def _named(self, path: str, durable: bool) -> Iterator[str]:
+        with super()._named(path, durable) as temporary:
+            yield temporary
+            if path == layout.LATEST:
+                sweep(FolderStore(self.root), Checkpoints(self.root).scan())
+
+
+def test_a_save_that_ends_while_a_deleter_names_the_latest(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    deleter = Checkpoints(tmp_path)
+    deleter.store = Meeting(tmp_path)
+    assert deleter.prune(Retention(newest=1)).removed == ("step-0000000001",)
+    assert (tmp_path / "latest").read_text() == "step-0000000002\n"
 
 
 def test_a_deleter_that_died_halfway(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ class Narrator:
                 others = f"; collateral: ranks {', '.join(str(b.rank) for b in collateral)}" if collateral else ""
                 before, self.said_of[incident] = self.said_of.get(incident, ""), why + others
                 return f"incident {incident}: {why}{others}" if why + others != before else ""
+            case e.CauseFound(incident, verdict):
+                return f"incident {incident}: {verdict.why}"
             case e.IncidentClosed(incident, "recovered", downtime_s):
                 lost = f"{downtime_s * 1e3:.0f} ms without a step" if downtime_s >= 0 else "no step before it"
                 return f"incident {incident}: recovered, {lost}"

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from everstep.control import drain, lifecycle, roles, saved
+from everstep.control.causes import Causes
 from everstep.control.evidence import Evidence
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
@@ -77,6 +78,7 @@ class Controller:
         self.recovery = Recovery()
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
+        self.causes = Causes()
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
         self.acting: frozenset[int] = frozenset()  # ranks whose progress counts
@@ -146,6 +148,8 @@ class Controller:
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):
             self.record(closed, now)
+        for found in self.causes.saw(record):
+            self.record(found, now)
         if isinstance(record, e.IncidentOpened):
             self._opened(record, now)
         elif isinstance(record, e.StepsSeen):
@@ -354,6 +358,8 @@ class Controller:
             files = self.evidence.write(taken.incident, taken)
             if files:
                 self.record(e.EvidenceSaved(taken.incident, files), now)
+            for found in self.causes.read(taken):
+                self.record(found, now)
         elif taken.epoch == self.job.epoch and self.job.stage in ACTIVE:
             self.evidence.keep(taken)
             self._judge(self.watch.saw(taken, now))

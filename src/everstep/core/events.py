@@ -235,6 +235,13 @@ class EvidenceSaved(Event, frozen=True):
     files: tuple[str, ...]
 
 
+class CauseFound(Event, frozen=True):
+    """What the first cause of an incident wrote has a known meaning: the class is the culprit's `cause`."""
+
+    incident: str
+    verdict: Verdict
+
+
 class SurvivorsTold(Event, frozen=True):
     """Every member's agent has signalled its workers to stop; time since the first sign of the fault."""
 
@@ -303,6 +310,7 @@ Record = (
     | SlowJudged
     | IncidentUpdated
     | EvidenceSaved
+    | CauseFound
     | SurvivorsTold
     | StepsSeen
     | IncidentClosed

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from everstep.core import events as e
-from everstep.core.types import Blame
+from everstep.core.types import Blame, Verdict
 
 CLOCK_JUMP_S = 5.0  # a new controller whose monotonic clock differs by more from wall time runs on another clock
 
@@ -59,6 +59,7 @@ class IncidentSummary(msgspec.Struct):
     phases: dict[str, float] = {}
     redone_steps: int = 0
     told_s: float = -1.0  # from the first sign until every survivor was told
+    cause: Verdict | None = None  # what the first cause wrote means
     step: int = -1  # last step of its epoch, -1 when that made none
     last_step_s: float = -1.0  # when that was made
 
@@ -241,6 +242,8 @@ class _Fold:
                 known.why = why or known.why
             case e.EvidenceSaved(_, files):
                 known.files = (*known.files, *(f for f in files if f not in known.files))
+            case e.CauseFound(_, verdict):
+                known.cause = verdict
             case e.SurvivorsTold(_, after_s):
                 known.told_s = after_s
             case e.IncidentClosed(_, outcome, downtime_s, phases, redone):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
-from everstep.core.types import Blame
+from everstep.core.types import Blame, Verdict
 from everstep.observe.summary import IncidentSummary, Summary
 
 RULE_WIDTH = 78
@@ -28,6 +28,23 @@ ADVICE = {
     "step-fell-back": "Let the script load its newest checkpoint when it starts.",
     "rolled-back": "More standbys, replicas or saves make the steps between fewer.",
     "save-failed": "Check free space and permissions where the checkpoints go.",
+}
+
+# The same by what its log says (detect.signatures.Cause), where that asks for something else; it comes first.
+ADVICE_BY_CLASS = {
+    "device-memory": "Take {node} out of the job: the memory of its device is faulty. Reset or replace the device.",
+    "device-lost": "Take {node} out of the job: a device does not answer. It needs a reboot, or a repair.",
+    "device-link": "Take {node} out of the job: the link between its devices is faulty.",
+    "device-out-of-memory": "Let a worker use less device memory: a smaller micro-batch, activation checkpointing.",
+    "disk": "Check the disk of {node}: its kernel log tells which one.",
+    "disk-space": "Free space, or write elsewhere: the line above says where.",
+    "driver": "Make driver and libraries of {node} fit: a reboot after an update often does.",
+    "host-fault": "Take {node} out of the job: its kernel or processor reported a fault.",
+    "host-limits": "Raise the limit on {node} that the line above names (ulimit -n, ulimit -u, the cgroup's pids).",
+    "mount": "Check the shared file system on {node}.",
+    "network": "Check the network of {node}: cable, port, switch, routes.",
+    "permission": "Give the job's user the right that the line above asks for.",
+    "shared-memory": "Give the container more /dev/shm (docker: --shm-size).",
 }
 
 
@@ -69,6 +86,8 @@ def incident_lines(incident: IncidentSummary) -> list[str]:
     lines = [f"{incident.id}  {incident.kind} at {duration(incident.opened_s)}: {incident.why}"]
     if incident.culprits and not any(f"rank {b.rank} " in incident.why or b.rank < 0 for b in incident.culprits):
         lines.append(f"first cause: {who(incident.culprits)}")
+    if incident.cause is not None:
+        lines.append(_by_log(incident.why, incident.cause))
     if incident.collateral:
         lines.append(f"collateral: {who(incident.collateral)} failed as a consequence")
     lines.append(_cost(incident))
@@ -77,6 +96,13 @@ def incident_lines(incident: IncidentSummary) -> list[str]:
         lines.append(f"evidence: {folder}/ ({len(incident.files)} file{'s' if len(incident.files) > 1 else ''})")
     advice = advise(incident)
     return [*lines, *([f"to do: {advice}"] if advice else [])]
+
+
+def _by_log(why: str, cause: Verdict) -> str:
+    """The class of the first cause, and the line that gave it away unless that was said already."""
+    blame = cause.culprits[0]
+    quoted = "" if blame.detail in why else f": {blame.detail}"
+    return f"its log: {blame.cause} ({cause.confidence:.0%} sure){quoted}"
 
 
 def _cost(incident: IncidentSummary) -> str:
@@ -95,7 +121,8 @@ def _cost(incident: IncidentSummary) -> str:
 def advise(incident: IncidentSummary) -> str:
     """One sentence on what to do; empty when there is nothing to do."""
     first = incident.culprits[0] if incident.culprits else Blame(-1, "", "")
-    template = ADVICE.get(first.cause) or ADVICE.get(incident.kind) or ""
+    said = incident.cause.culprits[0].cause if incident.cause is not None else ""
+    template = ADVICE_BY_CLASS.get(said) or ADVICE.get(first.cause) or ADVICE.get(incident.kind) or ""
     evidence = _evidence(incident, first.rank)
     return template.format(node=first.node or "its node", rank=first.rank, evidence=evidence) if template else ""
 

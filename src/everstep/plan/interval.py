@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 BOUND = 0.01  # of the step time, unless told otherwise
 PROFILE_STEPS = 5  # without a save, to know what a step costs; the first ones are slower and do not count
 SKIP_STEPS = 2
-RECENT = 8  # saves, over which the cost is averaged
+QUIET_STEPS = 64  # newest undisturbed steps, and
+RECENT = 32  # newest saves, over which the cost is averaged: a save's stall is no larger than the noise of a step
 
 
 def efficiency(period_s: float, mttf_s: float, cost_s: float, downtime_s: float, recovery_s: float) -> float:
@@ -71,25 +72,26 @@ def interval_steps(cost: Cost, bound: float, mttf_s: float = math.inf) -> int:
 class Tuner:
     """One tier's interval, from measured times. Feed `stepped` with every step, ask `due` after it.
 
-    A save's window is the steps from the one after it began to the one in which its background work ended. Its stall
-    is what they took above as many undisturbed steps.
+    A save's window is the steps from the one after it began to the one after its background work ended, which pays for
+    what follows it: an older checkpoint is deleted. Its stall is what they took above as many undisturbed steps.
     """
 
     def __init__(self, bound: float = BOUND, mttf_s: float = math.inf) -> None:
         self.bound, self.mttf_s = bound, mttf_s
         self._seen = 0
-        self._quiet: deque[float] = deque(maxlen=4 * PROFILE_STEPS)
+        self._quiet: deque[float] = deque(maxlen=QUIET_STEPS)
         self._stalls: deque[float] = deque(maxlen=RECENT)
         self._wholes: deque[float] = deque(maxlen=RECENT)
         self._window: list[float] = []
-        self._saving = False
+        self._saving = self._ending = False
         self._since = 0  # steps since the last save
 
     @property
     def cost(self) -> Cost:
         """As measured so far."""
-        stall = max(0.0, sum(self._stalls) / len(self._stalls)) if self._stalls else -1.0
-        return Cost(median(self._quiet) if self._quiet else -1.0, stall, max(self._wholes, default=-1.0))
+        stall = max(0.0, fmean(self._stalls)) if self._stalls else -1.0
+        step = fmean(self._quiet) if self._quiet else -1.0
+        return Cost(step, stall, median(self._wholes) if self._wholes else -1.0)
 
     @property
     def interval(self) -> int:
@@ -102,10 +104,11 @@ class Tuner:
         self._since += 1
         if self._seen <= SKIP_STEPS:
             return
-        if self._saving:
+        if self._saving or self._ending:
             self._window.append(seconds)
         else:
             self._quiet.append(seconds)
+        self._close()
 
     @property
     def due(self) -> bool:
@@ -114,13 +117,18 @@ class Tuner:
 
     def began(self) -> None:
         """A save was begun after the last step."""
+        self._close()
         self._saving, self._window, self._since = True, [], 0
 
     def ended(self, whole_s: float) -> None:
         """Its background work is through, since the begin of the save `whole_s`. To be told at the end of a step."""
-        if not self._saving:
-            return
-        self._saving = False
-        usual = median(self._quiet) if self._quiet else 0.0
-        self._stalls.append(sum(self._window) - usual * len(self._window))
-        self._wholes.append(whole_s)
+        if self._saving:
+            self._saving, self._ending = False, True
+            self._wholes.append(whole_s)
+
+    def _close(self) -> None:
+        """The window is over, if the save is."""
+        if self._ending:
+            self._ending = False
+            usual = fmean(self._quiet) if self._quiet else 0.0  # a median lacks what slow steps add to both
+            self._stalls.append(sum(self._window) - usual * len(self._window))

@@ -190,7 +190,8 @@ class Checkpoints:
         """Remove what retention does not keep, and what dead saves left. One process at a time does; others do not."""
         pruned = prune(self.store, self.scan, retention, dry_run=dry_run)
         if pruned.removed and not dry_run:
-            self._name_latest()
+            with claim(self.store, f"{WRITING}.{LATEST}"):  # else the end of a save takes the new file for a stray
+                self._name_latest()
         return pruned
 
     def look(self, folder: str) -> Step:
