@@ -88,7 +88,7 @@ WORLD |= {"socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"
 # The one file that may use private names of torch.distributed.
 PRIVATE_C10D: str | None = "src/everstep/comms/group.py"
 
-PUBLIC = ["Batches", "Saving", "Session", "keep", "restartable", "session"]  # everstep.__all__
+PUBLIC = ["Batches", "Saving", "Session", "keep", "lengths", "restartable", "session"]  # everstep.__all__
 
 Finder = Callable[[ast.AST], Iterator[str]]
 

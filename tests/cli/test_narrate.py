@@ -20,3 +20,12 @@ def test_an_update_that_tells_nothing_new_is_not_said(tmp_path: Path, capsys: py
     Narrator(tmp_path, "job").catch_up()
     said = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
     assert said == ["incident I001 (crash): rank 1 died", "incident I001: rank 1 was killed"]
+
+
+def test_a_slow_worker_is_said_and_that_it_is_well_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Journal.open(tmp_path / "journal.jsonl", "job") as journal:
+        journal.append(e.IncidentOpened("S001", "slow", (), "rank 1 is slow"), 1.0, 1.0, 1)
+        journal.append(e.IncidentClosed("S001", "well again since step 9"), 2.0, 2.0, 1)
+    Narrator(tmp_path, "job").catch_up()
+    said = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["incident S001 (slow): rank 1 is slow", "incident S001: well again since step 9"]

@@ -90,3 +90,14 @@ def test_the_end_of_the_job_closes_what_is_open() -> None:
     assert closed.outcome == "job ended: no restart left"
     assert closed.phases == pytest.approx({"stop": 0.1})
     assert recovery.saw(e.JobEnded(1, ""), 3.0) == []
+
+
+def test_a_slow_worker_does_not_recover_with_the_job() -> None:
+    """Its incident ends when it is well again, and costs no downtime."""
+    recovery = Recovery()
+    recovery.saw(seen(1, 10, 10, at=9.9, first=0.5), 10.0)
+    recovery.saw(e.IncidentOpened("S001", "slow", (), ""), 10.0)
+    recovery.saw(e.IncidentOpened("I001", "crash", (), ""), 10.0)
+    recovery.saw(stage("running"), 10.15)
+    assert [c.incident for c in recovery.saw(seen(2, 1, 9, at=10.65, first=10.6), 10.7)] == ["I001"]
+    assert not recovery.saw(e.JobEnded(0, ""), 11.0)

@@ -90,6 +90,7 @@ def test_who() -> None:
         ("crash", "error", "rank3-log.txt"),
         ("hang", "hang", "rank3-stacks.txt"),
         ("hang", "stopped", "SIGSTOP"),
+        ("slow", "slow-data", "rank3-stacks.txt. Look at node1"),
         ("node-lost", "node lost: closed", "Check node1"),
         ("stop", "", ""),
     ],
@@ -120,6 +121,17 @@ def test_status_shows_live_workers(journal: list[e.Entry]) -> None:
     assert "job demo: running, epoch 3" in text
     lines = [line for line in text.splitlines() if "node0" in line and "train" in line]
     assert len(lines) == 4 and "90" in lines[0] and "300 MiB" in lines[0] and lines[2].endswith("STOPPED")
+
+
+def test_status_marks_who_is_slow_now(journal: list[e.Entry]) -> None:
+    now, summary = live(3), summarize(journal[:-2])
+    slow = [IncidentSummary(f"S00{r}", "slow", 3, 1.0, (Blame(r, "node0", "slow-data"),), "why") for r in (1, 2)]
+    slow[1].outcome = "well again"
+    summary.incidents += slow
+    lines = [
+        line.split()[-1] for line in render_status(summary, now).splitlines() if "node0" in line and "train" in line
+    ]
+    assert [last == "SLOW" for last in lines] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import socket
 import sys
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from everstep.control.patience import Patience
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
 from everstep.control.replay import replay
+from everstep.control.straggling import StragglerWatch
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
@@ -80,6 +82,7 @@ class Controller:
         self.evidence = Evidence(run_dir)
         self.causes = Causes()
         self.watch = HangWatch(config)
+        self.stragglers = StragglerWatch(config.straggler)
         self.acting: frozenset[int] = frozenset()  # ranks whose progress counts
         self.patience = Patience()
         self.events: deque[e.Input] = deque()
@@ -103,7 +106,7 @@ class Controller:
         replayed = replay(self.spec, entries)
         self.job = replayed.job
         self._new_epoch()
-        for record in replayed.missing:
+        for record in (*replayed.missing, *self.stragglers.adopt(entries)):
             self.record(record, self.clock.now())
         if not replayed.term:
             self.feed(e.JobSubmitted(self.spec))
@@ -158,11 +161,19 @@ class Controller:
             self._compare(record, now)
         elif isinstance(record, e.WorkerEnded):
             self.counted = fallback.saw_end(self.counted, record.exit)
+        elif isinstance(record, e.JobEnded):
+            self._record_all(self.stragglers.end(), now)
         elif isinstance(record, e.NodeLost) and record.node in self.links:
             self.links[record.node].close("this node was lost to the job")
 
+    def _record_all(self, records: Iterable[e.Record], now: float) -> None:
+        for record in records:
+            self.record(record, now)
+
     def _opened(self, incident: e.IncidentOpened, now: float) -> None:
         """Time how fast the survivors are told, and ask the culprits' nodes for evidence."""
+        if incident.kind == "slow":  # nobody stops, and nobody ends
+            return
         first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
         if incident.kind not in SAID:
             self.told = (incident.incident, first)
@@ -192,6 +203,7 @@ class Controller:
             plan = msgspec.structs.replace(plan, world_size=len(self.acting))
         self.progress = EpochProgress(self.job.epoch, len(self.acting))
         self.watch.new_epoch(plan)
+        self._record_all(self.stragglers.new_epoch(plan, self.acting), self.clock.now())
         self.evidence.forget()
 
     def _flush_steps(self, now: float) -> None:
@@ -326,6 +338,7 @@ class Controller:
             self.record(seen, now)
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
+            self._record_all(self.stragglers.saw(message, now, self._send), now)
 
     def _compare(self, seen: e.StepsSeen, now: float) -> None:
         """A step counter that fell back after a restart is told at once."""

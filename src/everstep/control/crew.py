@@ -23,9 +23,11 @@ from everstep.control.oom import OomWatch, explain_signal
 from everstep.core.formation import Formation, SessionReport
 from everstep.core.page import STACKS_SIGNAL, STOP_NOW, Page, Word
 from everstep.core.types import EpochPlan, Exit, ExitCause, Phase, WorkerProgress
+from everstep.core.work import StepWork
 
 TRACEBACK_TAIL = 2000  # characters of an error message kept
 LAST_WORDS_S, LAST_WORDS_TRIES = 0.002, 25  # the agent waits at most their product for a stopped worker's stacks
+MOST_WORK = 32  # steps of a worker that one message tells of
 
 
 def file_size(path: str) -> int:
@@ -58,6 +60,7 @@ class Worker:
         self.watch: robust.DeathWatch | None = None
         self.born_ns = 0
         self.speaks = False  # its script opened a session
+        self.told_step = 0  # its work was told up to here
 
     def word(self, word: Word) -> int:
         return self.page[word] if self.page is not None else 0
@@ -155,7 +158,22 @@ class Worker:
             stopped=bool(last and last.stopped and not self.gone),
             rss_bytes=last.rss_bytes if last else 0,
             cpu_s=last.cpu_s if last else 0.0,
+            work=self._new_work(),
         )
+
+    def _new_work(self) -> tuple[StepWork, ...]:
+        """Of the steps since it was asked last. Of many those whose numbers a power of two divides: nodes which report
+        at other moments then tell of the same ones."""
+        if self.page is None:
+            return ()
+        self.told_step = min(self.told_step, self.page[Word.STEPS])  # a session went back
+        found = self.page.work(self.told_step)
+        every = 1
+        while len(found) > MOST_WORK * every:
+            every *= 2
+        if found:
+            self.told_step = found[-1].step
+        return tuple(work for work in found if work.step % every == 0)
 
     def forget(self) -> None:
         """Free what only the agent holds. The worker must be gone."""

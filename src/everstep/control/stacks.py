@@ -25,16 +25,17 @@ MAX_TEXT = 64 * 1024  # of one worker's stacks: a message has a limit
 async def take_stacks(crew: Crew, asked: StacksAsked, node: str) -> StacksTaken:
     """Stacks of these workers (all of the node when none is named), and the ends of their logs.
 
-    For an incident that is known, the culprit's end is waited for, and all it wrote before counts.
+    For an incident that is known, the culprit's end is waited for, and all it wrote before counts; unless it goes on.
     """
     ranks = asked.local_ranks or tuple(crew.workers)
-    before = {r: 0 if asked.incident else file_size(crew.workers[r].request.stacks) for r in ranks}
-    waiting = [crew.workers[r] for r in ranks] if asked.incident else crew.ask_stacks(ranks)
+    ends = bool(asked.incident) and not asked.alive
+    before = {r: 0 if ends else file_size(crew.workers[r].request.stacks) for r in ranks}
+    waiting = [crew.workers[r] for r in ranks] if ends else crew.ask_stacks(ranks)
     deadline = time.monotonic() + WAIT_S
     while waiting and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
-        waiting = [w for w in waiting if not (w.gone if asked.incident else _written(w, before[w.local_rank]))]
-    stacks = {crew.workers[r].rank: _stack_text(crew.workers[r], before[r]) for r in ranks}
+        waiting = [w for w in waiting if not (w.gone if ends else _written(w, before[w.local_rank]))]
+    stacks = {crew.workers[r].rank: _stack_text(crew.workers[r], 0 if asked.incident else before[r]) for r in ranks}
     tails = {crew.workers[r].rank: log_tail(crew.workers[r]) for r in ranks}
     return StacksTaken(node, asked.incident, asked.epoch, {r: t for r, t in stacks.items() if t}, tails)
 

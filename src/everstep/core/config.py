@@ -59,6 +59,14 @@ class Hang(Group, frozen=True):
     safety_factor: Annotated[float, msgspec.Meta(ge=1)] = 5.0  # a learned limit is this many times what was seen
 
 
+class Straggler(Group, frozen=True):
+    """Who looks for workers that are slow for their work. What is found is told; nothing is done to the job."""
+
+    enabled: bool = True
+    threshold: Annotated[float, msgspec.Meta(gt=0)] = 0.1  # slow: takes this much longer than usual, as a share
+    lasts_s: Seconds = 10.0  # a slow-down that is over sooner is told nobody
+
+
 class Std(enum.IntFlag):
     """Streams of a worker, numbered as torchrun does."""
 
@@ -144,6 +152,7 @@ class RunConfig(Group, frozen=True):
     nodes: Nodes = Nodes()
     restart: Restart = Restart()
     hang: Hang = Hang()
+    straggler: Straggler = Straggler()
     logs: Logs = Logs()
     rendezvous: Rendezvous = Rendezvous()
     control: Control = Control()

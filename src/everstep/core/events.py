@@ -205,13 +205,27 @@ class WorkerEnded(Event, frozen=True):
 
 
 class IncidentOpened(Event, frozen=True):
-    """First sign of a fault. `kind`: crash, exception (of a function whose process lives on), hang, node-lost, stop,
-    incomplete, rolled-back, step-fell-back, save-failed."""
+    """First sign of a fault. `kind`: crash, exception (of a function whose process lives on), hang, slow, node-lost,
+    stop, incomplete, rolled-back, step-fell-back, save-failed."""
 
     incident: str
     kind: str
     culprits: tuple[Blame, ...]
     why: str
+
+
+class SlowJudged(Event, frozen=True):
+    """The straggler detector names a worker, whose `phase` takes longer since step `since`.
+
+    `slowdown` 0.5: compute takes 1.5 times the usual; loader and saves take half of a usual step longer.
+    """
+
+    incident: str
+    verdict: Verdict
+    phase: str  # compute, data, save
+    slowdown: float
+    since: int
+    step: int  # of the job, at the verdict
 
 
 class IncidentUpdated(Event, frozen=True):
@@ -309,6 +323,7 @@ Record = (
     | StepResumed
     | WorkerEnded
     | IncidentOpened
+    | SlowJudged
     | IncidentUpdated
     | Decided
     | EvidenceSaved

@@ -1,4 +1,4 @@
-"""One page of memory shared by a worker and its agent: a robust mutex and the worker's signs of life.
+"""Memory shared by a worker and its agent: a robust mutex, the worker's signs of life, and the work of its last steps.
 
 The agent creates it (an anonymous memfd: nothing can be left behind in /dev/shm), the worker inherits
 the descriptor. Words are 64-bit, written by one side only, read by the other without a lock: an aligned
@@ -12,11 +12,16 @@ import mmap
 import os
 import signal
 
-SIZE = 4096
+from everstep.core.work import StepWork
+
+SIZE = 16384
 MUTEX_OFFSET = 0  # pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64
 MUTEX_SIZE = 64
 STOP_NOW = 1 << 63  # value of Word.STOP_AT_STEP: deliver SIGTERM whatever the step
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # a worker that gets it writes the Python stacks of all its threads
+LOGGED = 256  # steps whose work the page holds: with heartbeats of 0.5 s all, if a step takes 2 ms or more
+_LOG = 64  # word at which they begin; each is its number plus one, and five numbers
+_FIELDS = 6
 
 
 class Word(enum.IntEnum):
@@ -64,6 +69,25 @@ class Page:
 
     def __setitem__(self, word: Word, value: int) -> None:
         self._words[word] = value
+
+    def log_work(self, step: int, *numbers: int) -> None:
+        """What the worker did in its step number `step`: own, data and save time (ns), tokens, squares (core.work)."""
+        words, at = self._words, _LOG + step % LOGGED * _FIELDS
+        words[at] = 0  # who reads it now leaves it out
+        for place, number in enumerate(numbers, at + 1):
+            words[place] = number
+        words[at] = step + 1
+
+    def work(self, after: int) -> list[StepWork]:
+        """Of the steps behind `after`, as far as the page holds them."""
+        words, last = self._words, self[Word.STEPS]
+        found = []
+        for step in range(max(after + 1, last - LOGGED + 1), last + 1):
+            at = _LOG + step % LOGGED * _FIELDS
+            number, work, data, save, tokens, squares = words[at : at + _FIELDS].tolist()
+            if number == words[at] == step + 1:
+                found.append(StepWork(step, work / 1e9, data / 1e9, save / 1e9, tokens, squares))
+        return found
 
     def close(self) -> None:
         self._words.release()

@@ -13,6 +13,7 @@ import enum
 import msgspec
 
 from everstep.core.formation import Formation, SessionReport
+from everstep.core.work import StepWork
 
 
 class Phase(enum.IntEnum):
@@ -118,6 +119,7 @@ class WorkerProgress(msgspec.Struct, frozen=True):
     stopped: bool = False  # the kernel shows it stopped (SIGSTOP) or traced
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    work: tuple[StepWork, ...] = ()  # of steps since the last message; of very many, every second, fourth ...
 
 
 class NodeProgress(msgspec.Struct, frozen=True, tag=True):
@@ -200,6 +202,7 @@ class StacksAsked(msgspec.Struct, frozen=True, tag=True):
     incident: str
     epoch: int
     local_ranks: tuple[int, ...]
+    alive: bool = False  # they go on: of an incident which is no end of theirs
 
 
 class StacksTaken(msgspec.Struct, frozen=True, tag=True):

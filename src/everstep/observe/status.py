@@ -58,7 +58,8 @@ def render_status(summary: Summary, live: Live | None, quiet: Quiet | None = Non
         nodes = ", ".join(f"{name} ({what})" for name, what in sorted(live.nodes.items()))
         lines.append(f"  {'nodes':<11} {nodes or 'none yet'}")
         lines += [f"  {'waits for':<11} {live.waits_for}"] if live.waits_for else []
-        lines += _workers(live)
+        slow = {b.rank for i in summary.incidents if i.kind == "slow" and not i.outcome for b in i.culprits}
+        lines += _workers(live, slow)
     shown = [i for i in summary.incidents if not i.outcome] or summary.incidents[-1:]
     for incident in shown:
         first, *rest = incident_lines(incident)
@@ -84,19 +85,19 @@ def _silence(summary: Summary, quiet: Quiet) -> list[str]:
     return [f"job {summary.job}: {state}", f"  {known}", f"  no answer: {quiet.why}"]
 
 
-def _workers(live: Live) -> list[str]:
+def _workers(live: Live, slow: set[int]) -> list[str]:
     workers = sorted(live.workers.values(), key=lambda w: w.rank)
     left_out = max(0, len(workers) - SHOWN_WORKERS)
     if left_out:
         workers = sorted(workers, key=lambda w: (w.step, -w.step_age_s))[:SHOWN_WORKERS]
-    rows = [HEADER, *(_row(worker, live.plan) for worker in workers)]
+    rows = [HEADER, *(_row(worker, live.plan, slow) for worker in workers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     text = ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     text += [f"  and {left_out} more, further ahead"] if left_out else []
     return text if workers else []
 
 
-def _row(worker: WorkerProgress, plan: EpochPlan | None) -> tuple[str, ...]:
+def _row(worker: WorkerProgress, plan: EpochPlan | None, slow: set[int]) -> tuple[str, ...]:
     member = next((m for m in plan.members if 0 <= worker.rank - m.first_rank < m.slots), None) if plan else None
     step = worker.total_step if worker.total_step >= 0 else worker.step
     return (
@@ -108,5 +109,11 @@ def _row(worker: WorkerProgress, plan: EpochPlan | None) -> tuple[str, ...]:
         f"{duration(worker.life_age_s)} ago",
         f"{worker.rss_bytes / 2**20:.0f} MiB" if worker.rss_bytes else "-",
         duration(worker.cpu_s),
-        "STOPPED" if worker.stopped and worker.phase is not Phase.DONE else "",
+        _remark(worker, worker.rank in slow),
     )
+
+
+def _remark(worker: WorkerProgress, slow: bool) -> str:
+    if worker.phase is Phase.DONE:
+        return ""
+    return "STOPPED" if worker.stopped else "SLOW" if slow else ""

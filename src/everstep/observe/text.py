@@ -22,6 +22,7 @@ ADVICE = {
     "not-started": "Nothing of the script ran: mend what is named above on {node}.",
     "exit-code": "The last lines of its log are in {evidence}.",
     "hang": "Read where it hangs in {evidence}.",
+    "slow": "Where it spends its time: {evidence}. Look at {node}: other programs, clocks, temperature, disk.",
     "node-lost": "Check {node}: power, network, kernel log. It may join again by itself.",
     "incomplete": "The script returned before its work was done: look at its last log lines.",
     "step-fell-back": "Let the script load its newest checkpoint when it starts.",
@@ -129,8 +130,8 @@ def advise(incident: IncidentSummary) -> str:
 
 
 def _evidence(incident: IncidentSummary, rank: int) -> str:
-    """The file to open first: the culprit's stacks for a hang, its log otherwise."""
-    suffix = "stacks.txt" if incident.kind == "hang" else "log.txt"
+    """The file to open first: the culprit's stacks for a hang or a slow worker, its log otherwise."""
+    suffix = "stacks.txt" if incident.kind in ("hang", "slow") else "log.txt"
     return next(
         (f for f in incident.files if f.endswith(f"rank{rank}-{suffix}")),
         next((f for f in incident.files if f.endswith(suffix)), "its log"),

@@ -12,13 +12,18 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from everstep.core.page import Page
-from everstep.probe import loaders, phases, progress
+from everstep.probe import loaders, owntime, phases, progress
+from everstep.probe.owntime import Account
 from everstep.probe.termination import Termination
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 _progress = progress.Progress()
 _termination = Termination(_progress)
@@ -38,6 +43,7 @@ def prepare() -> None:
 def _patch_torch() -> None:
     progress.patch_torch(_progress)
     phases.patch_torch(_progress.phases)
+    owntime.patch_torch(_progress.own)
 
 
 def install(page: Page) -> None:
@@ -65,6 +71,40 @@ def committed(steps: int) -> None:
 def restored(steps: int) -> None:
     """A session is at this many steps of the job now, without having made one."""
     _progress.restored(steps)
+
+
+def waiting(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: in there a member waits for others, so it is none of its own time."""
+    return _progress.own.during(Account.WAIT, function)
+
+
+def saving(function: Callable[P, R]) -> Callable[P, R]:
+    return _progress.own.during(Account.SAVE, function)
+
+
+def reading(items: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
+    """See OwnTime.reading."""
+    return _progress.own.reading(items)
+
+
+def waits_in(work: Any) -> None:
+    """`work.wait` of this class of operations is a wait. torch.distributed's own are hooked from the start."""
+    if not hasattr(work.wait, "__wrapped__"):
+        work.wait = owntime.waiting(_progress.own, work.wait)
+
+
+def undone() -> None:
+    """The step under way is begun again, or in another epoch: how long it took says nothing."""
+    _progress.own.forget()
+
+
+def lengths(lengths: Iterable[int]) -> None:
+    """The script tells the lengths of the sequences of the step under way, before its optimizer's step.
+
+    So that long sequences are not taken for a slow worker. Needed where shapes do not tell it: packed sequences,
+    batches that do not begin with token ids. Several calls in a step add up. Raises ValueError for a negative length.
+    """
+    _progress.own.lengths(lengths)
 
 
 def save_asked() -> int:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from everstep.core.page import Word
 from everstep.core.types import Phase
+from everstep.probe.owntime import Account, OwnTime
 
 Hook = Callable[..., Any]  # a function of PyTorch, or ours in its place: whatever arguments, whatever result
 
@@ -33,7 +34,8 @@ class Words(Protocol):
 class Phases:
     """Keeps Word.PHASE, and counts saves and loads. `words` may be exchanged at any time."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Words, own: OwnTime) -> None:
+        self._own = own
         self.begin(words)
 
     def begin(self, words: Words) -> None:
@@ -89,11 +91,14 @@ class Phases:
             self._show()
         self._depth[phase] += counted
         outermost = counted and self._depth[phase] == 1
+        timed = phase is Phase.SAVE and self._own.enter(Account.SAVE)
         try:
             yield
             if outermost:
                 self._count(phase, step)
         finally:
+            if timed:
+                self._own.leave()
             self._depth[phase] -= counted
             if owned and self._inside:
                 self._inside.pop()

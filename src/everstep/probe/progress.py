@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.core.page import Page, Word
+from everstep.probe.owntime import OwnTime, waiting
 from everstep.probe.phases import Hook, Phases, Words
 
 ADOPT_AFTER = 4  # steps of one other optimizer while the counted one makes none: it has stopped
@@ -55,7 +56,8 @@ class Progress:
 
     def __init__(self) -> None:
         self._begin(dict.fromkeys(Word, 0))
-        self.phases = Phases(self.words)
+        self.own = OwnTime()
+        self.phases = Phases(self.words, self.own)
         self.attached = False
 
     def _begin(self, words: Words) -> None:
@@ -71,6 +73,7 @@ class Progress:
         """A new attempt begins: this process is the worker of `page`."""
         self._begin(page)
         self.phases.begin(page)
+        self.own.begin(page)
         self.attached = True
 
     def again(self, on_first: Callable[[], None]) -> float:
@@ -84,6 +87,7 @@ class Progress:
             words[word] = 0
         self._begin(words)
         self.phases.again()
+        self.own.begin(self.own.page)
         self._on_first = on_first
         return last_s
 
@@ -94,6 +98,7 @@ class Progress:
     def detach(self) -> None:
         """This process is another one than the worker (a fork of it): it has nothing to tell."""
         self.words = self.phases.words = dict.fromkeys(Word, 0)
+        self.own.begin(None)
         self.attached = False
 
     def life(self) -> None:
@@ -138,6 +143,7 @@ class Progress:
         if not words[Word.FIRST_STEP_NS]:
             words[Word.FIRST_TOTAL_STEP] = max(total + 1, 0)
             words[Word.FIRST_STEP_NS] = now
+        self.own.stepped(steps)
         words[Word.STEP_NS] = now
         words[Word.STEPS] = steps
         self.phases.trained()
@@ -240,7 +246,7 @@ def _patch_collectives(progress: Progress) -> None:
         original = getattr(c10d, name, None)
         if original is None:  # not in this version of torch
             continue
-        hooked = _before(original, progress.collective)
+        hooked = _before(waiting(progress.own, original), progress.collective)
         if original in remaps:
             remaps[hooked] = remaps[original]
         setattr(c10d, name, hooked)

@@ -24,6 +24,7 @@ from everstep.core.dealing import RECENT, Dealing, Stream
 from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.saves import Saves, Tier
+from everstep.probe import boot
 from everstep.state.flatten import Flat
 from everstep.train import commit, protocol, transfer
 from everstep.train.inner import Inner
@@ -172,6 +173,9 @@ class Engine:
 
         The others wait for the state in the first round of the epoch.
         """
+        from everstep.comms.work import Work  # torch.distributed: only for who needs it
+
+        boot.waits_in(Work)
         self._owner, self._place = owner, (-1, -1)
         self.say(Stage.READY)
         self._carry_out(self._until(protocol.Switch))
@@ -338,6 +342,7 @@ class Engine:
                 self._news.wait()
             return self._todo.popleft()
 
+    @boot.waiting
     def _until(self, *kinds: type[protocol.Command]) -> protocol.Command:
         """Carry out what is to be done until one of these is: it is the caller's."""
         while True:
@@ -358,6 +363,7 @@ class Engine:
                     if self.inner is not None:
                         self.inner.switch(formation)
                     self._entered = formation.epoch
+                    boot.undone()
                     self._tell()
                     self._check_place(formation)
                 case protocol.PublishStand(epoch, stand):

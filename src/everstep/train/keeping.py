@@ -118,12 +118,14 @@ class Keeping:
             self._snapshots.ask(Tier.DISK)
         return self._snapshots.wish(self._position.role, self._position.committed + 1)
 
+    @boot.saving
     def committed(self) -> None:
         at = self._position
         if self._snapshots is not None:
             took_s = time.monotonic() - self._began_s
             self._snapshots.committed(at.keep, at.committed, at.commit_epoch, took_s)
 
+    @boot.saving
     def between(self) -> None:
         """A step may begin: the script has done what it does between two of them, so the state lies still now."""
         if self._snapshots is not None:
@@ -167,6 +169,7 @@ class Keeping:
 
     # The engine's view ----------------------------------------------------------------------------------
 
+    @boot.saving
     def before_change(self) -> None:
         if self._snapshots is not None:
             self._snapshots.settle()

@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from everstep.comms.collectives import Communicator
+from everstep.probe import boot
 from everstep.state.flatten import Stateful
 from everstep.state.local import is_sharded
 from everstep.train import restartable
@@ -58,6 +59,7 @@ class Members:
             raise ValueError("keep() comes after init_process_group: all members restore the same step")
         self.rank = self._links.rank if self._links is not None else 0
 
+    @boot.waiting
     def gather(self, mine: T) -> tuple[T, ...]:
         """What each says, by rank. Raises EpochBroken."""
         if self._links is None:
@@ -65,6 +67,7 @@ class Members:
         said = self._links.all_gather_bytes(msgspec.msgpack.encode(mine))
         return tuple(msgspec.msgpack.decode(each, type=type(mine)) for each in said)
 
+    @boot.waiting
     def told(self, word: int) -> int:
         """The first member's word. Raises EpochBroken."""
         if self._links is None:

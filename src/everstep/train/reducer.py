@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from everstep.comms.reduction import Op
+from everstep.probe import boot
 from everstep.train.background import Background
 from everstep.train.buckets import Arena, Bucket, Slot, build, kind_of, regions
 
@@ -116,6 +117,7 @@ class Reducer:
             ]
         self._arm(last)
 
+    @boot.waiting
     def finish(self) -> bool:
         """Wait for all sums; every `.grad` is then the whole job's. True if all are finite, the same on all members.
 

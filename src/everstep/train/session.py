@@ -225,6 +225,7 @@ class Session:
     def num_members(self) -> int:
         return self._engine.num_members
 
+    @boot.waiting
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over all members of a tensor of any shape, for a metric: inside `with step`, before the optimizer's
         step, and on every member. Raises EpochBroken, which `with step` takes."""
@@ -402,7 +403,7 @@ class Step:
                 f"global_batch which micro_batch x {run.num_members} divides, or a smaller micro_batch"
             )
         run._batches.add(batches)
-        dealt = batches.share(self.index, run.num_members, run.role)
+        dealt = boot.reading(batches.share(self.index, run.num_members, run.role))
         self._streams = (*self._streams, batches.stream)
         following = next(dealt, None)
         while following is not None:
@@ -467,6 +468,7 @@ class Step:
         if self._vote(bool(self._reduced and self._stepped)):
             self._is_committed(applied=True)
 
+    @boot.waiting
     def _share_buffers(self) -> None:
         """What a forward pass changed (running statistics) is the first member's, as with DistributedDataParallel."""
         run = self._run
