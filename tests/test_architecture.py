@@ -58,6 +58,7 @@ PURE = (
     "src/everstep/control/deciding.py",
     "src/everstep/control/draft.py",
     "src/everstep/control/drain.py",
+    "src/everstep/control/following.py",
     "src/everstep/control/job.py",
     "src/everstep/control/lifecycle.py",
     "src/everstep/control/membership.py",

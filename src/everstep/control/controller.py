@@ -25,6 +25,7 @@ import msgspec
 from everstep.control import drain, lifecycle, roles, saved
 from everstep.control.causes import Causes
 from everstep.control.evidence import Evidence
+from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.output import Console
@@ -388,24 +389,11 @@ class Controller:
         self._settle(now)
         self.feed(e.Ticked())
         for node, directive in self.job.directives.items():
-            if not self._followed(node, directive) and now - self.resent_s.get(node, 0.0) > RESEND_S:
+            state = self.job.nodes.get(node)
+            late = state is not None and not followed(state.report, directive)
+            if late and now - self.resent_s.get(node, 0.0) > RESEND_S:
                 self.resent_s[node] = now
                 self._send(node, directive)
-
-    def _followed(self, name: str, directive: Directive) -> bool:
-        node = self.job.nodes.get(name)
-        if node is None:
-            return True
-        if directive.leave and not node.report.leaving:
-            return False
-        if directive.action.value == "run":
-            lives = dict(enumerate(directive.lives))
-            filled = [w for w in node.report.workers if not (w.gone and w.local_rank in directive.vacant)]
-            current = all(w.life >= lives.get(w.local_rank, 0) for w in filled)
-            return node.report.epoch > directive.epoch or (node.report.epoch == directive.epoch and current)
-        if directive.action.value == "stop":
-            return node.stopped(directive.epoch)
-        return node.at_rest and directive.action.value != "leave"
 
     def status(self) -> dict[str, object]:
         """What `everstep status` shows of a running job: plain data."""
