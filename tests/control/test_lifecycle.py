@@ -425,3 +425,14 @@ class AnyJob(RuleBasedStateMachine):
 
 TestAnyJob = AnyJob.TestCase
 TestAnyJob.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_new_agent_of_a_node_that_was_through_keeps_nobody() -> None:
+    """It has ended what its predecessor ran, and nothing of this epoch is left on its node."""
+    job = Driver()
+    job.start("n1", "n2")
+    job.stops("n1", ExitCause.OK)
+    job.feed(e.NodeGone("n1", "n1.1", NodeLoss.DIED))
+    job.new_agent("n1", 2)
+    job.stops("n2", ExitCause.OK)
+    assert job.job.stage is Stage.FINISHED
