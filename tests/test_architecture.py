@@ -54,6 +54,7 @@ PURE = (
     "src/everstep/control/causes.py",
     "src/everstep/sim/",
     "src/everstep/control/changes.py",
+    "src/everstep/control/corrupted.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/deciding.py",
     "src/everstep/control/draft.py",

@@ -21,7 +21,7 @@ from everstep.train.commit import FINAL, Member, Phase
 from everstep.train.resolve import Stand
 
 from .commit_peer import Entry, Message, Peer, carry_out, claim, index_of, name, reach
-from .commit_vaults import Keep, Saved, check_nothing_kept, check_restore, wish
+from .commit_vaults import Keep, Saved, check_nothing_kept, check_restore, says, wish
 
 
 class Scenario(NamedTuple):
@@ -45,6 +45,8 @@ class Scenario(NamedTuple):
     node_deaths: bool = False  # a death may take the node's vault along
     damages: int = 0  # kept states that cannot be restored
     deaf: bool = False  # the controller never hears of a rollback
+    checks: tuple[int, ...] = ()  # steps after which states are compared, beside those that are kept
+    flips: int = 0  # times that a member's state is another one than its replicas'
     shards: int = 1  # then a dead one's role waits for a spare, and there are no plans
 
 
@@ -59,6 +61,7 @@ class World(NamedTuple):
     blips: int = 0
     plans: int = 0
     damages: int = 0
+    flips: int = 0
     keep: Keep = Keep(())
     rollbacks: tuple[Rollback, ...] = ()
     most: int = 0  # steps that were ever committed
@@ -89,7 +92,7 @@ class Model:
         s = self.scenario
         peers = tuple(self.peers(self._fresh(i)) for i in range(self.size))
         world = World(peers, frozenset(), (), (), deaths=s.deaths, fences=s.fences, blips=s.blips)
-        world = world._replace(damages=s.damages, keep=Keep(((),) * s.members))
+        world = world._replace(damages=s.damages, flips=s.flips, keep=Keep(((),) * s.members))
         world = self.issue(world, tuple(range(s.members)), abort=False)
         while s.started and any(
             self.peers.items[world.peers[i]].member.phase not in (Phase.READY, Phase.COMPUTING)
@@ -255,7 +258,7 @@ class Model:
             step = -1 - member.round if kind == "stand" else member.stand.committed
             messages = self.round(world, kind, member.epoch, step, member.formation)
             if len(messages) == len(living):
-                for event in self._completions(member, messages):
+                for event in self._completions(member, messages, world.flips):
                     yield all(living.values()), (kind, event), event
 
     def _restores(self, world: World, index: int) -> Iterator[tuple[bool, tuple[Any, ...], p.Event]]:
@@ -274,7 +277,7 @@ class Model:
         if history is not None and world.damages:
             yield False, ("damaged",), p.Restored(member.epoch, False)
 
-    def _completions(self, member: Member, messages: list[Message]) -> Iterator[p.Event]:
+    def _completions(self, member: Member, messages: list[Message], flips: int) -> Iterator[p.Event]:
         payloads = tuple(message.payload for message in messages)
         if messages[0].kind == "vote":
             yield p.Voted(member.epoch, payloads)
@@ -283,9 +286,11 @@ class Model:
         else:
             claim(len(set(payloads)) == 1, "gradients of different parameters are summed", payloads)
             if self.scenario.nonfinite != "always":
-                yield p.Reduced(member.epoch, True, wish(self.scenario, member))
+                yield p.Reduced(member.epoch, True, wish(self.scenario, member), says(self.scenario, member))
             if self.scenario.nonfinite != "never":
                 yield p.Reduced(member.epoch, False, wish(self.scenario, member))
+            if flips and member.check:
+                yield p.Reduced(member.epoch, True, wish(self.scenario, member), says(self.scenario, member, mark=2))
 
     def actions(self, world: World) -> Iterator[tuple[str, bool, World]]:
         """Everything that can happen: what, whether it is bound to happen if nothing else does, the world after it."""
@@ -313,6 +318,7 @@ class Model:
         if isinstance(event, p.Reduced):
             workers = tuple(seat.worker for seat in member.formation.seats)
             peer = peer._replace(grads=(member.stand.committed, member.epoch, workers, False))
+            world = world._replace(flips=world.flips - (event.said.mark == 2))
         elif isinstance(event, p.Fetched):
             peer = peer._replace(history=self.messages.items[key[1]].payload[1])
         elif key[0] == "restored":
@@ -381,6 +387,8 @@ class Model:
             return
         if missing or self._leaver_died(world):
             yield "reform", True, self._reform(world, seats, living, spares)
+        if self._doubting(world):
+            yield "all back", True, self._reform(world, seats, living, spares)
         if world.blips:
             yield "blip", False, self._reform(world, seats, living, spares, blips=world.blips - 1)
         if world.fences:
@@ -413,6 +421,13 @@ class Model:
             return False
         _, before = self.formations.items[world.formations[-2]]
         return any(not self.peers.items[world.peers[i]].alive for i in before)
+
+    def _doubting(self, world: World) -> bool:
+        """Members wait for a formation in which all go back."""
+        formation, seats = self.formations.items[world.formations[-1]]
+        members = [self.peers.items[world.peers[i]].member for i in seats]
+        waiting = [m for m in members if m.phase is Phase.DOUBTING and m.entering is None]
+        return any(m.epoch == formation.epoch or not formation.abort for m in waiting)
 
     def _settled(self, world: World) -> bool:
         """Every seat of the newest formation reported to be in it."""

@@ -61,6 +61,8 @@ def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | 
     member, commands = commit.step(old, event)
     claim(member.epoch >= old.epoch, "a worker goes back to an epoch", old, event)
     committed = None
+    if isinstance(event, p.Voted) and member.formation is not None and member.entering is None:
+        _check_doubt(old, member, event)
     if isinstance(event, p.Applied):
         claim(peer.grads is not None and peer.history is not None, "applied without gradients or state", old)
         claim(old.phase in FINAL or member.stand.commit_epoch == peer.grads[1], "commit of another epoch", member)
@@ -81,6 +83,12 @@ def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | 
     for command in commands:
         peer = _command(peer, old, member, command, sends)
     return peer._replace(member=member), sends, committed
+
+
+def _check_doubt(old: Member, member: Member, event: p.Voted) -> None:
+    marks = [vote.said.mark for vote in event.votes]
+    differ = any(len({*marks[shard :: old.shards]} - {0}) > 1 for shard in range(old.shards))
+    claim(differ == (member.phase is Phase.DOUBTING), "a commit although replicas differ, or none without that", old)
 
 
 def _shard(member: Member) -> int:

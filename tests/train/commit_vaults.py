@@ -14,6 +14,7 @@ from everstep.core.formation import Rollback
 from everstep.core.saves import Tier
 from everstep.train.commit import Member
 from everstep.train.kept import DISK, Kept
+from everstep.train.protocol import Said
 from everstep.train.resolve import Stand
 
 from .commit_peer import Entry, claim
@@ -74,14 +75,25 @@ def wish(scenario: Scenario, member: Member) -> Tier:
     return Tier.DISK if following in scenario.to_disk else Tier(following in scenario.to_memory)
 
 
+def says(scenario: Scenario, member: Member, mark: int = 1) -> Said:
+    """What it tells with its vote; a flipped bit is a mark of 2."""
+    return Said(member.stand.committed + 1 in scenario.checks, mark if member.check else 0)
+
+
 def check_restore(member: Member, stands: Sequence[Stand], commits: tuple[Entry, ...]) -> None:
     """Rightly decided: not all shards are held by live members, and of what is whole this is the newest."""
     goal = member.goal
     assert goal is not None
     held = {role % member.shards for role, stand in enumerate(stands) if stand.committed >= 0}
-    claim(len(held) < member.shards, "live state is given up", member, stands)
+    doubted = any(stand.doubted for stand in stands)
+    claim(doubted or len(held) < member.shards, "live state is given up", member, stands)
     failed = {commit for stand in stands for commit in stand.failed}
-    for whole in whole_ones(stands, member.shards) - failed:
+    there = whole_ones(stands, member.shards) - failed
+    if doubted:
+        trusted = max(stand.verified for stand in stands)
+        claim(goal.committed <= trusted or not held, "a state that may be wrong is restored", member, stands)
+        there = {whole for whole in there if whole[0] <= trusted or goal.committed > trusted}
+    for whole in there:
         dead_end = whole[0] >= len(commits) or commits[whole[0]][1:2] != whole[1:]
         claim(dead_end or whole[0] <= goal.committed, "a newer kept state is passed over", whole, goal)
 

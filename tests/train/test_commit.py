@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from everstep.core.formation import Formation, Rollback, Seat
 from everstep.core.saves import Tier
+from everstep.detect import corrupt
 from everstep.train import commit, kept, resolve
 from everstep.train import protocol as p
 from everstep.train.commit import Member, Phase
@@ -50,6 +51,10 @@ WORLDS = {
         2, 2, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1, deaf=True
     ),
     "kept when nobody is busy, all die": Scenario(2, 1, steps=2, deaths=2, to_memory=(1, 2), to_disk=(2,), busy=(1, 2)),
+    "replicas differ, death, kept before": Scenario(2, 1, steps=2, deaths=1, to_memory=(1,), checks=(2,), flips=1),
+    "two of three agree, death, nothing kept": Scenario(3, 0, steps=2, deaths=1, checks=(1,), flips=1),
+    "replicas of a shard differ, damage": Scenario(4, steps=2, shards=2, to_memory=(1,), damages=1, flips=1),
+    "replicas differ, a joiner": Scenario(2, 1, steps=2, plans=("join",), to_memory=(1,), checks=(1,), flips=2),
     "a shard twice, two deaths, one damage": Scenario(3, 1, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1),
 }
 
@@ -68,7 +73,16 @@ LARGE = {
     "8 members": Scenario(8, 8, steps=6, deaths=8, fences=2, blips=2, plans=("swap", "join", "leave") * 2),
     "2 replicas of 2 shards": Scenario(4, 12, steps=8, deaths=10, blips=2, shards=2),
     "the same, kept": Scenario(
-        4, 12, steps=9, deaths=10, shards=2, to_memory=(2, 3, 5, 7), to_disk=(3, 7), node_deaths=True, damages=3
+        4,
+        12,
+        steps=9,
+        deaths=10,
+        shards=2,
+        to_memory=(2, 3, 5, 7),
+        to_disk=(3, 7),
+        node_deaths=True,
+        damages=3,
+        flips=3,
     ),
     "3 replicas of 2 shards, from the start": Scenario(6, 9, steps=4, deaths=9, shards=2, eager=False, started=False),
     "8 members, from the start": Scenario(8, 8, steps=3, deaths=12, nonfinite="mixed", eager=False, started=False),
@@ -90,7 +104,7 @@ def test_random_walks(world: str) -> None:
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_resolve, real_move, real_enter, real_reached = resolve.resolve, resolve._move, commit._enter, commit._reached
 real_decide_resolve, real_receive, real_source = commit._resolve, commit._receive, resolve._source
-real_restored = resolve._restored
+real_restored, real_newest = resolve._restored, resolve._newest
 
 
 def some_voted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +243,20 @@ def busy_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "agreed", max)
 
 
+def what_may_be_wrong_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "_newest", lambda stands, known, trusted=None: real_newest(stands, known))
+
+
+def marks_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corrupt, "odd", lambda marks, shards: None)
+
+
+def doubt_is_forgotten_in_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "_void", lambda rollbacks, trusted=None: Stand(rollbacks=rollbacks))
+
+
 SHARDED = Scenario(2, 1, steps=2, deaths=1, shards=2, to_memory=(1,))
+DOUBTED = Scenario(2, steps=3, to_memory=(1, 2), flips=1)
 BROKEN: list[tuple[Patch, Scenario]] = [
     (some_voted, Scenario(2, blips=1)),
     (leaver_has_a_say, Scenario(2, 1, steps=2, deaths=1, plans=("swap",))),
@@ -249,6 +276,9 @@ BROKEN: list[tuple[Patch, Scenario]] = [
     (live_state_given_up, SHARDED._replace(shards=1)),
     (each_restores_its_own_newest, SHARDED._replace(standbys=2, deaths=2, to_memory=(1, 2), to_disk=(1,))),
     (restores_are_not_compared, SHARDED._replace(damages=1)),
+    (what_may_be_wrong_is_restored, DOUBTED),
+    (marks_do_not_count, DOUBTED),
+    (doubt_is_forgotten_in_a_restore, DOUBTED._replace(blips=1)),
     (busy_does_not_count, Scenario(2, blips=1, to_memory=(1,), busy=(1,))),
     (floor_of_before_a_rollback_counts, SHARDED._replace(blips=1, deaf=True)),
 ]
@@ -377,7 +407,7 @@ def test_a_restore_is_void_until_all_have_told_of_it() -> None:
     kept_by_a = Stand(fresh=True, kept=(Kept(6, 0, 1, epoch=3),))
     first = p.FormationReceived(pair), p.Prepared(7), p.Stood(7, (kept_by_a, Stand(fresh=True)))
     member, commands = after(Member("b"), *first)
-    goal = Stand(6, commit_epoch=3, rollbacks=(Rollback(7, 6),))
+    goal = Stand(6, commit_epoch=3, rollbacks=(Rollback(7, 6),), verified=6)
     assert (member.stand, commands) == (Stand(), (p.DropGradients(), p.Restore(7, (0,), goal)))
     told, commands = after(member, p.Restored(7, good=True, fingerprint=5))
     assert commands == (p.PublishStand(7, replace(goal, restored=True, fingerprint=5), round=1),)

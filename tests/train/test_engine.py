@@ -13,8 +13,9 @@ from everstep.comms.world import DEFAULT_INDEX
 from everstep.core.formation import Formation, Rollback, Seat, SessionReport
 from everstep.core.saves import Tier
 from everstep.state.flatten import Flat, flatten
-from everstep.train.engine import Engine, Keeper
+from everstep.train.engine import Engine
 from everstep.train.kept import Kept
+from everstep.train.worker import Keeper
 
 
 def until(what: Callable[[], bool]) -> None:

@@ -143,7 +143,7 @@ def test_the_newest_whole_state_is_restored_by_all() -> None:
         keeping(FRESH, IN_TWO[1], Kept(7, 1, 2, epoch=3)),
     )
     resolved = resolve(stands, Known(floor=8, shards=2, epoch=9))
-    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(6, 3, rollbacks=(Rollback(9, 6),)))}
+    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(6, 3, rollbacks=(Rollback(9, 6),), verified=6))}
     assert [r.places for r in resolved] == [(0, 1), (0, 1)]
 
 
@@ -194,5 +194,39 @@ def test_after_a_restore_most_are_right() -> None:
 def test_what_nobody_could_restore_is_left_out() -> None:
     failed = keeping(Stand(failed=((6, 3),)), *IN_TWO, Kept(4, DISK, 2, epoch=1))
     resolved = resolve((replace(restored(1), kept=IN_TWO), failed), Known(floor=8, shards=2, epoch=9))
-    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(4, 1, rollbacks=(Rollback(9, 4),)))}
+    assert {(r.move, r.goal) for r in resolved} == {(RESTORE, Stand(4, 1, rollbacks=(Rollback(9, 4),), verified=4))}
     assert {r.move for r in resolve((failed, Stand(failed=((4, 1),))), Known(floor=8, shards=2, epoch=9))} == {LOST}
+
+
+# Replicas that differ ------------------------------------------------------------------------------------
+
+
+def doubted(fingerprint: int, *kept: Kept, verified: int = 6) -> Stand:
+    return Stand(9, 3, doubted=True, fingerprint=fingerprint, verified=verified, kept=kept)
+
+
+def test_replicas_that_differ_go_back_to_when_they_were_alike() -> None:
+    images = Kept(4, 0, 1, epoch=3), Kept(6, 0, 1, epoch=3), Kept(8, 0, 1, epoch=3), Kept(9, DISK, 1, epoch=3)
+    unaware = at(9, by=3, voted_in=3, verified=6)  # left the epoch before it saw the vote
+    resolved = resolve((doubted(1, *images), doubted(2), unaware, FRESH), Known(floor=9, epoch=9))
+    assert {(r.move, r.goal.committed, r.goal.verified, r.trusted) for r in resolved} == {(RESTORE, 6, 6, 6)}
+    void = Stand(doubted=True, verified=6, failed=((6, 3),))
+    resolved = resolve((replace(void, kept=images), void), Known(floor=9, epoch=9))
+    assert {(r.move, r.goal.committed) for r in resolved} == {(RESTORE, 4)}
+
+
+def test_without_a_trusted_state_who_differs_copies() -> None:
+    late = Kept(8, 0, 1, epoch=3)
+    stands = (doubted(1, late), doubted(2), doubted(2), doubted(0), at(9, by=3))
+    resolved = resolve(stands, Known(floor=9, epoch=9))
+    assert [(r.move, r.source) for r in resolved] == [(FETCH, 1), (KEEP, -1), (KEEP, -1), (FETCH, 1), (FETCH, 1)]
+    assert {(r.goal.committed, r.goal.doubted, r.trusted) for r in resolved} == {(9, False, 6)}
+    void = Stand(doubted=True, verified=6, kept=(late,))
+    assert {(r.move, r.goal.committed) for r in resolve((void, void), Known(floor=9, epoch=9))} == {(RESTORE, 8)}
+    assert {r.move for r in resolve((replace(void, kept=()),) * 2, Known(floor=9, epoch=9))} == {LOST}
+
+
+def test_who_has_gone_back_already_is_right() -> None:
+    back = at(6, by=3, rollbacks=(Rollback(8, 6),))
+    resolved = resolve((doubted(1, Kept(4, 0, 1, epoch=3)), back), Known(floor=9, epoch=9))
+    assert [(r.move, r.goal.committed) for r in resolved] == [(FETCH, 6), (KEEP, 6)]

@@ -76,6 +76,16 @@ class Incident(msgspec.Struct, frozen=True):
     about: tuple[str, ...] = ()  # members that were dead when it was decided
 
 
+class Corrupted(msgspec.Struct, frozen=True):
+    """What was made of the newest silent corruption."""
+
+    epoch: int
+    incident: str
+    sure: bool
+    why: str
+    healed: bool = False  # what became of it is told
+
+
 class Outcome(msgspec.Struct, frozen=True):
     exit_code: int
     why: str
@@ -114,6 +124,7 @@ class Job(msgspec.Struct, frozen=True):
     floor: int = 0  # steps known to be committed, by whomever, since the last rollback
     rollbacks: tuple[Rollback, ...] = ()  # see Formation
     saves: Saves = Saves()  # to disk, of all sessions together
+    corrupt: Corrupted | None = None  # the newest silent corruption
     saved_once: bool = False  # something was to be kept on disk, so the job may not begin again as if nothing was
     formed: int = 0  # number of the last formation; never reused
     fixed: bool = False  # the number of members may not change

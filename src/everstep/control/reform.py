@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import changes, deciding, raised, roles, seating, seats, verdicts
+from everstep.control import changes, corrupted, deciding, raised, roles, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import ENDED, Job, NodeState, Stage
 from everstep.core import events as e
@@ -82,10 +82,11 @@ def react(draft: Draft) -> bool:
         _finish(draft)
         return True
     gone = seats.dead(job, formation)
+    doubted = corrupted.react(draft)
     if _failures(draft) or job.lost or not job.vacant.issuperset(gone):
         if not _recover(draft):
             return False
-    elif not (_go_on(draft) if gone else _anew(draft)):
+    elif not (_go_on(draft) if gone or doubted else _anew(draft)):
         return False
     if draft.job.stage in ENDED:
         return True
@@ -325,6 +326,7 @@ def _check_resumed(draft: Draft) -> None:
     _replace_early(draft, committed)
     if draft.job.stage in ENDED:
         return
+    corrupted.resumed(draft)
     draft.note(e.StepResumed(formation.epoch, committed, gap_s))
     draft.set(incident=None, raised=frozenset())
     draft.enter(Stage.RUNNING)

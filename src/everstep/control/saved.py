@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from everstep.control import corrupted
 from everstep.control.draft import Draft
 from everstep.control.job import ENDED, Job, Stage
 from everstep.core import events as e
@@ -67,7 +68,7 @@ def _rolled_back(draft: Draft, rollback: Rollback) -> None:
         floor=step,
         saves=Saves(min(saves.requested, step), min(saves.durable, step)),
     )
-    if not lost:
+    if corrupted.went_back(draft, rollback, lost) or not lost:
         return
     if step:
         why = f"no live member held the whole state: all went back to step {step}, {lost} steps are done again"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from everstep.control.job import Job, NodeState
+from everstep.core.corruption import Corruption
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.types import EpochPlan, ExitCause, Member, WorkerReport
 
@@ -47,6 +48,7 @@ class _Here(msgspec.Struct):
     sessions: dict[str, SessionReport] = {}
     failing: bool = False  # a session's function raised
     fixed: bool = False  # a session, seated or not, says that the number of members may not change
+    corrupt: Corruption | None = None  # the newest that a session found
 
 
 _last = [_Here(None, {}, {})]  # one event asks many times, about each of many workers: the same state, the same answer
@@ -59,7 +61,9 @@ def _here(job: Job) -> _Here:
         sessions = {worker: report.session for worker, report in workers.items() if report.session is not None}
         failing = any(said.failure for said in sessions.values())
         fixed = any(said.fixed for said in sessions.values())
-        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions, failing, fixed)
+        found = [said.corrupt for said in sessions.values() if said.corrupt is not None]
+        corrupt = max(found, key=lambda each: (each.epoch, each.sure, each.parts), default=None)
+        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions, failing, fixed, corrupt)
     return last
 
 
@@ -276,6 +280,11 @@ def raised(job: Job, formation: Formation) -> list[SessionReport]:
     epochs = (formation.epoch, job.before.epoch if job.before is not None else 0)
     members = [sessions_of(job).get(seat.worker) for seat in holders(job, formation)]
     return [s for s in members if s is not None and s.failure and s.stage is Stage.READY and s.epoch in epochs]
+
+
+def corrupt(job: Job) -> Corruption | None:
+    """The newest corruption that a session of the plan found."""
+    return _here(job).corrupt if job.plan is not None else None
 
 
 def alive(job: Job, worker: str) -> bool:

@@ -206,7 +206,7 @@ class WorkerEnded(Event, frozen=True):
 
 class IncidentOpened(Event, frozen=True):
     """First sign of a fault. `kind`: crash, exception (of a function whose process lives on), hang, slow, node-lost,
-    stop, incomplete, rolled-back, step-fell-back, save-failed."""
+    stop, incomplete, rolled-back, step-fell-back, save-failed, corrupt (replicas differ)."""
 
     incident: str
     kind: str

@@ -21,6 +21,7 @@ import enum
 
 import msgspec
 
+from everstep.core.corruption import Corruption
 from everstep.core.dealing import Dealing
 from everstep.core.saves import Saves
 
@@ -96,3 +97,4 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     rollbacks: tuple[Rollback, ...] = ()  # that the state behind `committed` went through, the last ROLLBACKS
     vault: str = ""  # see Seat
     saves: Saves = Saves()
+    corrupt: Corruption | None = None  # that this session found last

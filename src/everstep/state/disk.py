@@ -186,6 +186,15 @@ class Checkpoints:
             return prune(self.store, self.scan, self.retention, keep=written).removed
         return sweep(self.store, self.scan())
 
+    def retract(self, wrong: Callable[[Manifest], bool]) -> tuple[str, ...]:
+        """Nobody restores these any more: they lose their marker, as if they had not been finished. Their folders."""
+        found = [step.folder for step in self.scan().complete if wrong(step.manifest)]
+        for folder in found:
+            self.store.remove(f"{folder}/{COMPLETE}")
+        if found:
+            self._name_latest()
+        return tuple(found)
+
     def prune(self, retention: Retention, dry_run: bool = False) -> Pruned:
         """Remove what retention does not keep, and what dead saves left. One process at a time does; others do not."""
         pruned = prune(self.store, self.scan, retention, dry_run=dry_run)

@@ -10,19 +10,22 @@ because all that a worker may have done on completing it can be done in the next
 
 An abort leads to FORMING from everywhere; out of APPLYING only once the optimizer is through. After a restore comes
 another round in the same epoch, and the state is valid only once that is through. A planned change goes
-from the end of a step straight to RESOLVING (or LEFT), after a vote in which all members said to be prepared for it.
+from the end of a step straight to RESOLVING (or LEFT), after a vote in which all members said to be prepared for it. A
+vote that shows replicas which differ leads all who see it to DOUBTING: they wait for the epoch in which all go back.
 `core.formation` says what is expected of whoever issues formations.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from everstep.core.formation import Formation, Rollback
 from everstep.core.saves import Tier, agreed
+from everstep.detect import corrupt
 from everstep.train import resolve
 from everstep.train.kept import Commit
 from everstep.train.protocol import (
@@ -32,6 +35,8 @@ from everstep.train.protocol import (
     Began,
     CastVote,
     Command,
+    Compared,
+    Doubt,
     DropGradients,
     Event,
     Fenced,
@@ -67,6 +72,7 @@ class Phase(enum.Enum):
     READY = "ready"  # between steps
     COMPUTING = "computing"
     VOTING = "voting"  # gradients complete
+    DOUBTING = "doubting"  # replicas differ: waits for the epoch in which all go back
     APPLYING = "applying"
     LEFT = "left"  # the last three are final
     FENCED = "fenced"
@@ -91,6 +97,7 @@ class Member(msgspec.Struct, frozen=True):
     switching: bool = False  # the vote decided to change to `planned` after this step
     serves: tuple[int, ...] = ()  # roles waiting for this worker's state
     keep: Tier = Tier.NOTHING  # how far the last commit here is to be saved
+    check: bool = False  # whether the state after it is to be compared with the next vote
     failed: tuple[Commit, ...] = ()  # kept states that could not be restored in this epoch
     round: int = 0  # of stands, in this epoch
     shards: int = 1  # the state is split into so many: role r holds shard r % shards
@@ -120,19 +127,22 @@ def acts_in(member: Member, epoch: int) -> bool:
     return member.epoch == epoch and member.entering is None
 
 
-def _round(member: Member, event: Began | Reduced | Voted | Stood | Fetched | Restored) -> Outcome:
+def _round(member: Member, event: Began | Reduced | Voted | Compared | Stood | Fetched | Restored) -> Outcome:
     match event:
         case Began():
             assert member.phase is Phase.READY, member
             return replace(member, phase=Phase.COMPUTING), ()
-        case Reduced(finite=finite, keep=keep):
+        case Reduced(finite=finite, keep=keep, said=said):
             assert member.phase is Phase.COMPUTING, member
             stand = replace(member.stand, voted_in=member.epoch, finite=finite)
-            vote = CastVote(member.epoch, Vote(finite, member.prepared, keep))
+            vote = CastVote(member.epoch, Vote(finite, member.prepared, keep, said))
             return replace(member, phase=Phase.VOTING, stand=stand, keep=Tier.NOTHING), (vote,)
         case Voted(votes=votes):
             assert member.phase is Phase.VOTING, member
             return _decide(member, votes)
+        case Compared(votes=votes):
+            assert member.phase is Phase.READY, member
+            return _compare(member, votes)
         case Stood(stands=stands):
             assert member.phase is Phase.RESOLVING, member
             return _resolve(member, stands)
@@ -205,10 +215,37 @@ def _switch(member: Member, formation: Formation) -> Outcome:
 
 def _decide(member: Member, votes: tuple[Vote, ...]) -> Outcome:
     """All members see the same votes, and do the same."""
+    marks = [vote.said.mark for vote in votes]
+    if corrupt.odd(marks, member.shards):
+        return _doubt(member, votes)
     skipped = not all(vote.finite for vote in votes)
-    goal, keep = resolve.after(member.stand, skipped), agreed([vote.keep for vote in votes])
-    member = replace(member, goal=goal, keep=keep, switching=switches(member.epoch, votes))
+    goal, keep = resolve.after(_compared(member.stand, marks), skipped), agreed([vote.keep for vote in votes])
+    check = keep is not Tier.NOTHING or any(vote.said.check for vote in votes)
+    member = replace(member, goal=goal, keep=keep, check=check, switching=switches(member.epoch, votes))
     return _skip(member) if skipped else _apply(member)
+
+
+def _compared(stand: Stand, marks: Sequence[int]) -> Stand:
+    """Once all told the mark of this state, and no replicas differ."""
+    return replace(stand, verified=stand.committed) if all(marks) else stand
+
+
+def _compare(member: Member, votes: tuple[Vote, ...]) -> Outcome:
+    """After the last step: no other vote comes that would show it."""
+    marks = [vote.said.mark for vote in votes]
+    if corrupt.odd(marks, member.shards):
+        return _doubt(member, votes)
+    return replace(member, stand=_compared(member.stand, marks), check=False), ()
+
+
+def _doubt(member: Member, votes: tuple[Vote, ...]) -> Outcome:
+    """Gradients of a wrong state may have changed all others by now: nobody's is good before it is known better."""
+    formation = member.formation
+    assert formation is not None
+    mark = votes[formation.role_of(member.worker) or 0].said.mark
+    stand = replace(member.stand, voted_in=0, finite=True, doubted=True, fingerprint=mark)
+    member = replace(member, phase=Phase.DOUBTING, stand=stand, keep=Tier.NOTHING, check=False)
+    return member, (DropGradients(), Doubt(member.epoch, member.stand.committed, votes))
 
 
 def switches(epoch: int, votes: tuple[Vote, ...]) -> bool:
@@ -224,7 +261,7 @@ def _resolve(member: Member, stands: tuple[Stand, ...]) -> Outcome:
     if mine.move is Move.LOST:
         lost = StateLost(mine.goal.committed, member.formation.floor, mine.shard)
         return replace(member, phase=Phase.LOST), (lost,)
-    return _move(replace(member, goal=mine.goal, serves=mine.serves, keep=Tier.NOTHING), mine)
+    return _move(replace(member, goal=mine.goal, serves=mine.serves, keep=Tier.NOTHING, check=False), mine)
 
 
 def known(member: Member) -> Known:
@@ -239,18 +276,20 @@ def _move(member: Member, mine: Resolved) -> Outcome:
         case Move.APPLY:
             return _apply(member)
         case Move.FETCH:
-            member = replace(member, phase=Phase.FETCHING, stand=_void(mine.goal.rollbacks))
+            member = replace(member, phase=Phase.FETCHING, stand=_void(mine.goal.rollbacks, mine.trusted))
             return member, (DropGradients(), Fetch(member.epoch, mine.source, mine.goal))
         case Move.RESTORE:
-            member = replace(member, phase=Phase.RESTORING, stand=_void(mine.goal.rollbacks[:-1]))
+            member = replace(member, phase=Phase.RESTORING, stand=_void(mine.goal.rollbacks[:-1], mine.trusted))
             return member, (DropGradients(), Restore(member.epoch, mine.places, mine.goal))
         case _:
             return _skip(member)
 
 
-def _void(rollbacks: tuple[Rollback, ...]) -> Stand:
-    """Overwritten in part. What its job went through is known still."""
-    return Stand(rollbacks=rollbacks)
+def _void(rollbacks: tuple[Rollback, ...], trusted: int | None = None) -> Stand:
+    """Overwritten in part. What its job went through is known still, and which kept states can be trusted."""
+    if trusted is None:
+        return Stand(rollbacks=rollbacks)
+    return Stand(rollbacks=rollbacks, doubted=True, verified=trusted)
 
 
 def _tell_restored(member: Member, good: bool, fingerprint: int) -> Outcome:

@@ -7,11 +7,12 @@ next one opened by a thread of their own. One lock guards the machine; nobody ho
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,15 +26,15 @@ from everstep.core.errors import EpochBroken
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.saves import Saves, Tier
 from everstep.probe import boot
-from everstep.state.flatten import Flat
 from everstep.train import commit, protocol, transfer
+from everstep.train.guard import Guard, differ
 from everstep.train.inner import Inner
-from everstep.train.kept import Kept
+from everstep.train.protocol import NOTHING_SAID, Said
 from everstep.train.resolve import Stand
+from everstep.train.worker import Worker
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
 RETRY_S = 0.2
-NOTHING_KEPT = "and no kept state is whole: neither in the nodes' vaults nor on disk"
 
 T = TypeVar("T", Stand, protocol.Vote)
 
@@ -42,47 +43,11 @@ class StateLost(RuntimeError):
     """No member holds the steps that were committed: the job has to go back to a saved state."""
 
 
-class Keeper(Protocol):
-    """What is kept of the state. In the main thread, but for `interrupt`."""
-
-    def before_change(self) -> None:
-        """The state is about to change (an optimizer's step, a copy, a restore): wait for who still reads it."""
-
-    def kept(self) -> tuple[Kept, ...]:
-        """The newest of what this node keeps, in memory and on disk; what this session found damaged is left out."""
-
-    def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
-        """Overwrite the whole state by the kept one (Kept.step, Kept.epoch); `places` as in protocol.Restore.
-
-        False: something is missing or damaged; the state may be overwritten in part then.
-        """
-
-    def fingerprint(self) -> int:
-        """Of the whole state: the same on all members which hold the same bits."""
-
-    def interrupt(self) -> None:
-        """From another thread: the epoch of a restore under way is over, so what it waits for must raise."""
-
-
-class Worker(Protocol):
-    """What the engine needs of the session: its state, its gradients."""
-
-    @property
-    def keeping(self) -> Keeper: ...
-
-    def drop_gradients(self) -> None: ...
-
-    def state(self) -> Flat:
-        """The whole state, which does not change before the next optimizer step."""
-
-    def fetch(self, communicator: Communicator, source: int) -> None:
-        """Overwrite the whole state; raises EpochBroken. Nothing is overwritten before all has arrived."""
-
-
 class Engine:
     """`report` tells the agent; `open` makes this worker known, `ready` waits for its first step.
 
     inner: the library which sums gradients in place of the fabric.
+    guard: what members tell each other to find a wrong state; None: nothing.
     """
 
     def __init__(
@@ -92,9 +57,11 @@ class Engine:
         host: str,
         report: Callable[[SessionReport], None],
         inner: Inner | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.fabric = fabric
         self.inner = inner
+        self._guard = guard or Guard(0, {})
         self.communicator = Communicator(fabric)
         self._side = Communicator(fabric, index=1)  # state travels here, while the first one is at work
         self.beside = Communicator(fabric, index=2)  # for the main thread, while gradients are summed in the first one
@@ -143,6 +110,11 @@ class Engine:
     def keep(self) -> Tier:
         """How far the step just committed is to be saved, by all members; one that was rolled forward is not."""
         return self._keep
+
+    @property
+    def checks(self) -> bool:
+        """Whether the vote on the step under way compares the state before it."""
+        return self._member.check
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -209,7 +181,7 @@ class Engine:
     def began(self) -> None:
         self._feed(protocol.Began(self.epoch))
 
-    def vote(self, finite: bool, keep: Tier = Tier.NOTHING) -> bool:
+    def vote(self, finite: bool, keep: Tier = Tier.NOTHING, said: Said = NOTHING_SAID) -> bool:
         """The gradients are complete. True: apply them, then call `applied`. False: this step commits without them.
 
         keep: how far this member wants the state after the step to be saved; `Engine.keep` has the decision. Raises
@@ -218,7 +190,7 @@ class Engine:
         """
         before = self.committed
         self._keep = Tier.NOTHING
-        self._feed(protocol.Reduced(self.epoch, finite, keep))
+        self._feed(protocol.Reduced(self.epoch, finite, keep, said))
         command = self._until(protocol.Apply, protocol.Serve, protocol.Ready)
         if isinstance(command, protocol.Apply):
             assert self._owner is not None
@@ -257,6 +229,28 @@ class Engine:
         if saves != self._saves:
             self._saves = saves
             self._tell()
+
+    def confirm(self, settle: Callable[[], None]) -> bool:
+        """After the last step: compare replicas once more. False: they differ, or the epoch is over: ask `ready` again.
+
+        `settle` waits for who still reads the state.
+        """
+        last = self._guard.last(self, settle)
+        if last is None:
+            return True
+        try:
+            votes = self._gather(protocol.Vote(True, 0, said=last), protocol.Vote)
+        except EpochBroken:  # for a formation, or because somebody left without asking
+            with self._news:
+                return commit.acts_in(self._member, self._epoch)
+        self._feed(protocol.Compared(self._epoch, votes))
+        if self._guard.heard(self._epoch, self.committed, votes, self.shards):
+            self._tell()
+        if differ(votes, self.shards):
+            return False
+        with contextlib.suppress(EpochBroken):  # the first to leave would end the epoch for who still reads
+            self.communicator.part()
+        return True
 
     def leave(self) -> None:
         """Take part in nothing any more, once a newcomer has all it was promised: what waits for others raises."""
@@ -330,7 +324,8 @@ class Engine:
 
     def _drop_overtaken(self) -> None:
         """What was still to be done in an epoch that is over; an apply and void gradients are this worker's own."""
-        kept = [command for command in self._todo if isinstance(command, protocol.Apply | protocol.DropGradients)]
+        own = protocol.Apply | protocol.DropGradients | protocol.Doubt
+        kept = [command for command in self._todo if isinstance(command, own)]
         self._todo.clear()
         self._todo.extend(kept)
 
@@ -369,8 +364,13 @@ class Engine:
                 case protocol.PublishStand(epoch, stand):
                     self._feed(protocol.Stood(epoch, self._gather(replace(stand, kept=owner.keeping.kept()), Stand)))
                 case protocol.CastVote(epoch, vote):
-                    self._feed(protocol.Voted(epoch, self._gather(vote, protocol.Vote)))
+                    step, votes = self.committed, self._gather(vote, protocol.Vote)
+                    self._feed(protocol.Voted(epoch, votes))
                     self._keep = self._member.keep
+                    if self._guard.heard(epoch, step, votes, self.shards):
+                        self._tell()
+                case protocol.Doubt():
+                    self._doubt(command)
                 case protocol.DropGradients():
                     owner.drop_gradients()
                 case protocol.Fetch(epoch, source):
@@ -388,16 +388,19 @@ class Engine:
                     raise SystemExit(0)
                 case protocol.Fenced(epoch):
                     raise SystemExit(f"everstep: the others went on without this worker in epoch {epoch}: it stops")
-                case protocol.StateLost(committed, floor, shard):
-                    if shard >= 0:
-                        raise StateLost(f"all members that held shard {shard} of the state are gone, {NOTHING_KEPT}")
-                    raise StateLost(
-                        f"{floor} steps were committed, nobody here holds more than {committed}, {NOTHING_KEPT}"
-                    )
+                case protocol.StateLost():
+                    raise StateLost(command.text)
                 case _:
                     raise AssertionError(command)
         except EpochBroken:
             return  # a formation that ends the epoch came, or will come: the machine says what is next
+
+    def _doubt(self, doubt: protocol.Doubt) -> None:
+        """What is found out is told in any case: it leads to the epoch in which all go back."""
+        try:
+            self._guard.doubts(doubt, self, self._member.stand.verified, self.communicator.all_gather_bytes)
+        finally:
+            self._tell()
 
     def _restore(self, owner: Worker, command: protocol.Restore) -> None:
         """A formation that comes meanwhile gets it out: by `interrupt`, or before it waits by `require_epoch`."""
@@ -491,5 +494,6 @@ class Engine:
                 rollbacks=member.stand.rollbacks,
                 vault=self._vault,
                 saves=self._saves,
+                corrupt=self._guard.found,
             )
         )

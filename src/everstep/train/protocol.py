@@ -9,12 +9,25 @@ from everstep.core.saves import Tier
 from everstep.train.resolve import Stand
 
 
+class Said(msgspec.Struct, frozen=True):
+    """What members tell each other to find out whose state is not what it should be: see `detect.corrupt`."""
+
+    check: bool = False  # I want the states after this step to be compared
+    mark: int = 0  # fingerprint of my state before this step, where it is to be compared
+    trace: int = 0  # of my own gradients of this step
+    last: bool = False  # after this step I leave the loop
+
+
+NOTHING_SAID = Said()
+
+
 class Vote(msgspec.Struct, frozen=True, tag=True):
     """One member's part of the round before each commit."""
 
     finite: bool  # my reduced gradients
     prepared: int  # the newest epoch whose links I have open
     keep: Tier = Tier.NOTHING  # how far I want the committed state to be saved: see `agreed`
+    said: Said = Said()
 
 
 # Events --------------------------------------------------------------------------------------------------
@@ -40,6 +53,14 @@ class Reduced(msgspec.Struct, frozen=True):
     epoch: int
     finite: bool
     keep: Tier = Tier.NOTHING
+    said: Said = Said()
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A round after the last step completed here: all members' votes, of which only the marks count."""
+
+    epoch: int
+    votes: tuple[Vote, ...]
 
 
 class Voted(msgspec.Struct, frozen=True):
@@ -74,7 +95,7 @@ class Applied(msgspec.Struct, frozen=True):
     """The optimizer is through. Local, so it counts whatever became of the epoch."""
 
 
-Event = FormationReceived | Prepared | Began | Reduced | Voted | Stood | Fetched | Restored | Applied
+Event = FormationReceived | Prepared | Began | Reduced | Voted | Compared | Stood | Fetched | Restored | Applied
 
 # Commands ------------------------------------------------------------------------------------------------
 
@@ -117,6 +138,17 @@ class Apply(msgspec.Struct, frozen=True):
     """Run the optimizer with the reduced gradients in hand, which are those of this step."""
 
     step: int
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """Replicas differ, and nothing is committed in this epoch any more: tell whoever makes formations what differs.
+
+    `votes`: of all members, on `step`, which was not committed.
+    """
+
+    epoch: int
+    step: int
+    votes: tuple[Vote, ...]
 
 
 class DropGradients(msgspec.Struct, frozen=True):
@@ -177,6 +209,13 @@ class StateLost(msgspec.Struct, frozen=True):
     floor: int
     shard: int = -1
 
+    @property
+    def text(self) -> str:
+        gone = f"{self.floor} steps were committed, nobody here holds more than {self.committed}"
+        if self.shard >= 0:
+            gone = f"all members that held shard {self.shard} of the state are gone"
+        return f"{gone}, and no kept state is whole: neither in the nodes' vaults nor on disk"
+
 
 Command = (
     Prepare
@@ -185,6 +224,7 @@ Command = (
     | PublishStand
     | CastVote
     | Apply
+    | Doubt
     | DropGradients
     | Fetch
     | Restore

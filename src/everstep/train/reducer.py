@@ -25,6 +25,7 @@ from everstep.train.background import Background
 from everstep.train.buckets import Arena, Bucket, Slot, build, kind_of, regions
 
 BUCKET_BYTES = 4 << 20
+WORD = (1 << 63) - 1
 
 
 class Collective(Protocol):
@@ -79,6 +80,12 @@ class Reducer:
         """Equal for members whose buckets are cut alike, which is needed: the same parameters are frozen, for one."""
         cuts = [(b.flat.numel(), str(b.flat.dtype), [slot.number for slot in b.slots]) for b in self._buckets]
         return hashlib.blake2b(repr(cuts).encode(), digest_size=8).digest()
+
+    @property
+    def trace(self) -> int:
+        """Of a sample of this member's own gradients of the step, before they were summed. 0: not known."""
+        traces = [bucket.trace for bucket in self._buckets]
+        return hash(tuple(traces)) & WORD if all(traces) else 0
 
     # A step -----------------------------------------------------------------------------------------------
 

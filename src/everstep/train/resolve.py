@@ -15,6 +15,9 @@ at one commit nevertheless, for a complete reduction is complete in every shard.
 Where live members cannot get to what is known to be committed, all go back to the newest kept state which is there in
 whole (`train.kept`), and tell in another round how that went: who could not, or has other bits than most who restored
 the same shard, copies from those. A shard which nobody could restore leads to the next older step, in yet another one.
+
+Replicas that were found to differ (`doubted`) all go back too, though they live: to the newest kept state not after the
+step at which they were alike. Where nothing of that is kept, who has other bits than most copies theirs.
 """
 
 from __future__ import annotations
@@ -43,9 +46,11 @@ class Stand(msgspec.Struct, frozen=True, tag=True):
     fresh: bool = False  # without valid state, but its initial one is intact and could start a job
     rollbacks: tuple[Rollback, ...] = ()  # that this state went through, oldest first
     restored: bool = False  # in this epoch, from what was kept, and not compared with the others' yet
-    fingerprint: int = 0  # of that state
+    fingerprint: int = 0  # of a state that was restored or is doubted
     failed: tuple[Commit, ...] = ()  # kept states which this member could not restore in this epoch
     kept: tuple[Kept, ...] = ()  # what its node can give back
+    verified: int = -1  # the newest step whose states were compared, and replicas found alike
+    doubted: bool = False  # replicas differ: this state may be wrong, and kept ones of steps after `verified`
 
     @property
     def era(self) -> int:
@@ -87,14 +92,18 @@ class Resolved(msgspec.Struct, frozen=True):
     serves: tuple[int, ...] = ()  # roles that fetch from this one
     shard: int = -1  # that nobody holds, if that is why it is lost
     places: tuple[int, ...] = ()  # by saved shard: role whose node's vault has it; -1: disk
+    trusted: int | None = None  # replicas differ: kept states of later steps may be wrong
 
 
 def resolve(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
     """The move of each role."""
     if any(stand.restored for stand in stands):
-        goal, moves, sources = _compare(stands, known.shards)
+        goal, moves, sources = _compare(stands, [stand.restored for stand in stands], known.shards)
         reached = True
+    elif _in_doubt(stands):
+        return _back(stands, known)
     else:
+        stands = [_forget(stand) if stand.doubted else stand for stand in stands]
         goal, moves = _moves(stands, known)
         sources = [_source(moves, shard, known.shards) for shard in range(known.shards)]
         reached = goal.committed >= 0 and (goal.committed >= known.floor or goal.era > _era(known.rollbacks))
@@ -154,7 +163,13 @@ def next_commit(holders: Sequence[Stand]) -> Stand | None:
 
 def after(stand: Stand, skipped: bool) -> Stand:
     """`stand` once the gradients in hand are committed."""
-    return Stand(stand.committed + 1, commit_epoch=stand.voted_in, skipped=skipped, rollbacks=stand.rollbacks)
+    return Stand(
+        stand.committed + 1,
+        commit_epoch=stand.voted_in,
+        skipped=skipped,
+        rollbacks=stand.rollbacks,
+        verified=stand.verified,
+    )
 
 
 def _clean(stand: Stand) -> Stand:
@@ -169,37 +184,75 @@ def _move(stand: Stand, goal: Stand) -> Move:
     return Move.FETCH
 
 
+# Replicas that differ --------------------------------------------------------------------------------------
+
+
+def _in_doubt(stands: Sequence[Stand]) -> bool:
+    """Not any more once somebody holds what all went back to."""
+    doubted = [stand.era for stand in stands if stand.doubted]
+    return bool(doubted) and all(s.era <= max(doubted) for s in stands if s.committed >= 0 and not s.doubted)
+
+
+def _forget(stand: Stand) -> Stand:
+    """Its state is nobody's any more."""
+    return Stand(rollbacks=stand.rollbacks, failed=stand.failed, kept=stand.kept)
+
+
+def _back(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
+    trusted = max(stand.verified for stand in stands)
+    image = _newest(stands, known, trusted)
+    holds = [_counts(stands, role, known.shards) for role in range(len(stands))]
+    if image is None and any(holds):
+        goal, moves, sources = _compare(stands, holds, known.shards)
+        if None not in sources:
+            found = tuple(_resolved(role, moves, goal, sources, known.shards) for role in range(len(stands)))
+            return tuple(replace(each, trusted=trusted) for each in found)
+    image = image or _newest(stands, known)
+    if image is None:
+        return tuple(Resolved(Move.LOST, Stand()) for _ in stands)
+    return tuple(replace(each, trusted=trusted) for each in _restored(stands, image, known))
+
+
+def _counts(stands: Sequence[Stand], role: int, shards: int) -> bool:
+    """It holds a state and told its fingerprint; or holds one where nobody of its shard told any."""
+    alike = [stand for stand in stands[role % shards :: shards] if stand.committed >= 0]
+    told = any(stand.fingerprint for stand in alike)
+    return stands[role].committed >= 0 and (stands[role].fingerprint != 0 or not told)
+
+
 # What is kept --------------------------------------------------------------------------------------------
 
 
-def _newest(stands: Sequence[Stand], known: Known) -> Image | None:
-    """The image to go back to, if there is one."""
+def _newest(stands: Sequence[Stand], known: Known, trusted: int | None = None) -> Image | None:
+    """The image to go back to, if there is one. `trusted`: none of a later step."""
     failed = {commit for stand in stands for commit in stand.failed}
-    return keeping.newest([stand.kept for stand in stands], _rollbacks(stands, known), failed)
+    mine = [[each for each in stand.kept if trusted is None or each.step <= trusted] for stand in stands]
+    return keeping.newest(mine, _rollbacks(stands, known), failed)
 
 
 def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
     """All restore, who holds that step too: nothing proves that it is the same commit."""
     rollbacks = went_back(_rollbacks(stands, known), Rollback(known.epoch, image.step))
-    goal = Stand(image.step, commit_epoch=image.epoch, rollbacks=rollbacks)
+    goal = Stand(image.step, commit_epoch=image.epoch, rollbacks=rollbacks, verified=image.step)
     places = keeping.places([stand.kept for stand in stands], image)
     return tuple(Resolved(Move.RESTORE, goal, places=places[role]) for role in range(len(stands)))
 
 
-def _compare(stands: Sequence[Stand], shards: int) -> tuple[Stand, list[Move], list[int | None]]:
-    """After a restore: for each shard the bits that most have count, among as many those of the lowest role."""
-    goal = next(stand for stand in stands if stand.restored)
+def _compare(stands: Sequence[Stand], holds: Sequence[bool], shards: int) -> tuple[Stand, list[Move], list[int | None]]:
+    """Of who `holds` a state: for each shard the bits that most have count, among as many those of the lowest role."""
+    goal = next(stand for stand, has in zip(stands, holds, strict=True) if has)
     moves = [Move.FETCH] * len(stands)
     sources: list[int | None] = []
     for shard in range(shards):
-        holders = [role for role in range(shard, len(stands), shards) if stands[role].restored]
+        holders = [role for role in range(shard, len(stands), shards) if holds[role]]
         marks = Counter(stands[role].fingerprint for role in holders)
         right = max(marks, key=marks.__getitem__, default=0)
         alike = [role for role in holders if stands[role].fingerprint == right]
         sources.append(alike[0] if alike else None)
         for role in alike:
             moves[role] = Move.KEEP
-    return Stand(goal.committed, commit_epoch=goal.commit_epoch, rollbacks=goal.rollbacks), moves, sources
+    goal = Stand(goal.committed, commit_epoch=goal.commit_epoch, rollbacks=goal.rollbacks, verified=goal.verified)
+    return goal, moves, sources
 
 
 def _rollbacks(stands: Iterable[Stand], known: Known) -> tuple[Rollback, ...]:

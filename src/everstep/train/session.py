@@ -41,8 +41,10 @@ from everstep.probe import boot
 from everstep.state.flatten import Flat, Stateful
 from everstep.state.local import is_sharded
 from everstep.train import transfer
+from everstep.train.buffers import share
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
+from everstep.train.guard import Guard
 from everstep.train.inner import Both, Inner, library_of
 from everstep.train.keeping import Keeping
 from everstep.train.metrics import MetricsFile
@@ -66,6 +68,7 @@ def session(
     log_file: str | Path | None = None,
     library: str | None = None,
     checkpoints: str | Path | Saving | None = None,
+    check_every: int | None = None,
 ) -> Session:
     """The job's session of this process.
 
@@ -74,8 +77,10 @@ def session(
     library: what sums gradients, "nccl" or "gloo"; None: NCCL on its devices, Everstep's own collectives on the CPU.
     checkpoints: a folder or URL where the state is saved, and from which a later run of the script goes on; or a
     `Saving`, which says how often as well. None: under `everstep run` it is kept in the nodes' memory only.
+    check_every: steps between two comparisons of replicas, which find a flipped bit; None: as often as 0.5 % of the
+    step time permits, 0: never. Each state that is saved is compared too.
     """
-    return Session(seed, log_file, library, saving_of(checkpoints))
+    return Session(seed, log_file, library, saving_of(checkpoints), check_every)
 
 
 class Stopped(SystemExit):
@@ -91,11 +96,13 @@ class Session:
         log_file: str | Path | None = None,
         library: str | None = None,
         saving: Saving | None = None,
+        check_every: int | None = None,
     ) -> None:
         self.seed = seed
         self._metrics = MetricsFile(log_file) if log_file is not None else None
         self._objects: dict[str, Stateful] = {}
         self._keeping = Keeping(saving or Saving(), self._objects)
+        self._guard = Guard(check_every, self._objects)
         self._current: Step | None = None
         self._opened = False
         self._batches: set[Batches] = set()  # that steps took shares of
@@ -111,7 +118,7 @@ class Session:
         library = library or library_of(self.device)
         inner = Inner(library, worker, address, self.device) if library is not None else None
         report = self._channel.report if self._channel else lambda report: None
-        self._engine = Engine(fabric, worker, host, report, inner)
+        self._engine = Engine(fabric, worker, host, report, inner, self._guard)
         me = Seat(worker, "alone", host, fabric.endpoint, inner.store if inner is not None else "")
         self._alone = Formation(1, (me,), abort=False, floor=0)
 
@@ -171,11 +178,14 @@ class Session:
         if not self._opened:
             self._open()
         self._engine.aim(int(num_steps))
+        self._guard.goal = int(num_steps)
         while True:
             if boot.stop_due():
                 self._keeping.finish("before the stop")
                 raise Stopped
             number = self._engine.ready()
+            if number >= num_steps and not self._engine.confirm(self._keeping.before_change):
+                continue
             if number >= num_steps:
                 self._keeping.finish("at the end")
                 return
@@ -446,7 +456,9 @@ class Step:
             self._is_committed(applied=True)
 
     def _vote(self, finite: bool) -> bool:
-        apply = self._run._engine.vote(finite, self._run._keeping.wish())
+        run = self._run
+        said = run._guard.says(run._engine, run._keeping.before_change, run._reducer.trace)
+        apply = run._engine.vote(finite, run._keeping.wish(), said)
         self._voted = True
         if not apply:
             self._is_committed(applied=False)
@@ -473,20 +485,8 @@ class Step:
         """What a forward pass changed (running statistics) is the first member's, as with DistributedDataParallel."""
         run = self._run
         buffers = run._undo.buffers
-        if not buffers or run.num_members == 1:
-            return
-        communicator = run._engine.beside
-        changed = torch.zeros(len(buffers), dtype=torch.uint8)
-        changed[run._undo.changed()] = 1
-        communicator.broadcast(changed, 0)
-        mine = [buffers[place].detach() for place in changed.nonzero().flatten().tolist()]
-        if not mine:
-            return
-        parts = [buffer.cpu().reshape(-1).view(torch.uint8) for buffer in mine]
-        shared = torch.cat(parts)
-        communicator.broadcast(shared, 0)
-        for buffer, part in zip(mine, torch.split(shared, [len(part) for part in parts]), strict=True):
-            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        if buffers and run.num_members > 1:
+            share(buffers, run._undo.changed(), run._engine.beside)
 
     def _ours(self, error: BaseException) -> bool:
         """A fault of the world: the epoch broke, or what broke it surfaced as something else meanwhile."""

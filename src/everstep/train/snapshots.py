@@ -82,6 +82,9 @@ class Snapshots:
         self._where = str(Path(where).absolute()) if where is not None and "://" not in str(where) else where
         self._tuners = {Tier.MEMORY: Tuner(saving.overhead), Tier.DISK: Tuner(saving.overhead)}
         self._wish = Tier.NOTHING
+        self._again = -1  # step that was saved to disk before all went back behind it
+        self._epoch = 0  # of the newest commit
+        self._wrong = (0, 0)  # epoch, step: saves after this step, of epochs up to this one, hold what was made again
         self._due: tuple[Tier, int, int] | None = None  # decided, and not begun: tier, step, epoch
         self._copy: _Copy | None = None
         self._plan: capture.Plan | None = None
@@ -122,6 +125,8 @@ class Snapshots:
 
     def _wished(self, role: int, following: int) -> Tier:
         """Only the first member's clock says what is due."""
+        if following == self._again:
+            return Tier.DISK
         if role or self._wish is Tier.DISK:
             return self._wish
         if self._where is not None and self._is_due(Tier.DISK, self._saving.every, following):
@@ -136,6 +141,7 @@ class Snapshots:
     def committed(self, tier: Tier, step: int, epoch: int, seconds: float) -> None:
         """`step` steps are committed, the last in `seconds`; its state is to be saved that far, once it lies still."""
         self.settle()  # after a step without an update nobody had to wait for the copy
+        self._epoch = epoch
         with self._news:
             ended, self._ended = self._ended, []
         for tuner in self._tuners.values():
@@ -289,7 +295,21 @@ class Snapshots:
             self.take()
         self.settle()
         self._until_written(step)
+        self._retract()  # once more: it may have been under way
         return self.saves.failed_step < step
+
+    def _retract(self) -> None:
+        """Checkpoints that may hold a flipped bit are no checkpoints. One member's business."""
+        epoch, step = self._wrong
+        if self._where is None or self._role or not epoch:
+            return
+        bad = {(bad, of) for bad, _, of in self._bad}  # damaged, which is left for a person to look at
+        try:
+            Checkpoints(self._where).retract(
+                lambda m: m.job == self._job and m.step > step and m.epoch <= epoch and (m.step, m.epoch) not in bad
+            )
+        except OSError as error:
+            self._say(f"checkpoints after step {step} may be wrong, and cannot be marked so: {error}")
 
     def _until_written(self, step: int) -> None:
         """A vault that dies meanwhile tells nothing: it is asked now and then."""
@@ -357,6 +377,9 @@ class Snapshots:
             return False
         if DISK in places:
             self._on_disk_step = step
+        if self._epoch and self.saves.requested > step:  # replicas differed: it is written anew when it is made again
+            self._again, self._wrong = self.saves.requested, (self._epoch, step)
+            self._retract()
         self._tell(self.saves)
         return True
 

@@ -7,7 +7,7 @@ each commit, with a digest of all state.
 --fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0, after the
 commit), vanish (os._exit), sleep, die (before the vote), die-middle (after its first micro-batch), die-reduce (up to
 8 ms after its last backward began), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block,
-after the commit). --leave STEP: all leave the loop after it.
+after the commit), flip-parameter, flip-moment, flip-gradient (a bit of it). --leave STEP: all leave the loop after it.
 --bug STEP: all members raise there, always.
 """
 
@@ -22,6 +22,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,6 +50,27 @@ class Fault:
         except FileExistsError:
             return False
         return True
+
+
+def flip(tensor: torch.Tensor, bit: int) -> None:
+    """In the memory of the last element."""
+    with torch.no_grad():
+        tensor.view(-1).view(torch.int32)[-1] ^= 1 << bit
+
+
+def flip_state(comes: Callable[[str], bool], model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    weight = model[0].weight
+    assert isinstance(weight, torch.Tensor)
+    if comes("flip-parameter"):
+        flip(weight, bit=0)
+    if comes("flip-moment"):
+        flip(optimizer.state[weight]["exp_avg"], bit=12)
+
+
+def flip_gradient(comes: Callable[[str], bool], model: nn.Sequential) -> None:
+    """Of the whole batch: it is summed by now."""
+    if comes("flip-gradient"):
+        flip(model[0].bias.grad, bit=22)  # type: ignore[arg-type]
 
 
 def die() -> None:
@@ -119,6 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--bug", type=int, default=-1)
     parser.add_argument("--leave", type=int, default=-1)
+    parser.add_argument("--check-every", type=int)
     add_saving(parser)
     return parser.parse_args()
 
@@ -165,7 +188,9 @@ def main() -> None:
     begun = (args.out / f"begun-{os.getpid()}.jsonl").open("w")
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
     metrics = args.out / "metrics.jsonl"
-    with everstep.session(seed=11, log_file=metrics, library=args.library, checkpoints=saving(args)) as run:
+    with everstep.session(
+        seed=11, log_file=metrics, library=args.library, checkpoints=saving(args), check_every=args.check_every
+    ) as run:
         run.protect(model=model, optimizer=optimizer, schedule=schedule)
         at = {"step": -1, "role": -1}
 
@@ -177,6 +202,7 @@ def main() -> None:
             with step:
                 at = {"step": step.index, "role": run.role}
                 deal = {**at, "members": run.num_members}
+                flip_state(comes, model, optimizer)
                 samples: list[int] = []
                 mine = len(batches.sampler.share(step.index, run.num_members, run.role))
                 total = 0.0
@@ -194,6 +220,7 @@ def main() -> None:
                         die()
                     time.sleep(args.pause)
                 norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+                flip_gradient(comes, model)
                 if comes("raise"):
                     raise RuntimeError("this member's own mistake")
                 if step.index == args.bug:
