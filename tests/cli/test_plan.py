@@ -10,6 +10,8 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.cli.plan import percent, seconds_of, span
+from everstep.control.journal import Journal
+from everstep.core import events as e
 from everstep.core.errors import ExitCode, UsageError
 from everstep.plan.planner import Recommendation
 
@@ -76,3 +78,13 @@ def test_times() -> None:
         "0.00086 %",
         "99.99914 %",
     ]
+
+
+def test_a_jobs_own_times_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal.open(tmp_path / "journal.jsonl", "job")
+    for _ in range(3):
+        journal.append(e.CostLearned("promote-standby", 1.1), 1.0, 1.0, 1)
+    journal.close()
+    assert main([*JOB, "--mtbf", "3h", "--run", str(tmp_path)]) == 0
+    assert "a node is lost, a standby waits: promote-standby, 6.1 s down" in capsys.readouterr().out
+    assert main([*JOB, "--mtbf", "3h", "--run", str(tmp_path / "none")]) == ExitCode.USAGE

@@ -78,6 +78,8 @@ class World:
                 for local_rank in local_ranks:
                     cause = ExitCause.SIGNAL if signum == 9 else ExitCause.STOPPED
                     self.inbox.append((name, n.WorkerGone(epoch, local_rank, Exit(cause, self.now))))
+            case n.Examine(number):
+                self.inbox.append((name, n.Examined(number)))
             case n.Sweep(swept):
                 self.inbox.append((name, n.Swept(swept)))
             case n.Report(report):

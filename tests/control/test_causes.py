@@ -74,3 +74,14 @@ def test_words_that_explain_nothing_add_nothing(kind: str, words: str) -> None:
     causes = Causes()
     for record in (ended(1, words), e.IncidentOpened("I001", kind, blame(1), ""), CLOSED):
         assert causes.saw(record) == []
+
+
+def test_a_slow_worker_that_dies_is_two_incidents_with_one_cause() -> None:
+    """The slow one ends while the other is open; what ended the worker belongs to the other."""
+    causes = Causes()
+    causes.saw(e.IncidentOpened("S001", "slow", blame(1), "rank 1 is slow"))
+    causes.saw(ended(1, FULL))
+    assert causes.saw(e.IncidentClosed("S001", "the members changed")) == []
+    causes.saw(e.IncidentOpened("I001", "crash", blame(1), "rank 1 raised"))
+    (found,) = causes.saw(CLOSED)
+    assert found.incident == "I001" and found.verdict.culprits[0].cause == "disk-space"

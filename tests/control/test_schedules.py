@@ -16,7 +16,7 @@ from everstep.control.draft import Draft
 from everstep.control.job import Incident, Job, NodeState
 from everstep.core.events import WorkerEnded
 from everstep.core.formation import Formation, Seat, SessionReport
-from everstep.core.types import Action, Activity, Directive, EpochPlan, Member, NodeReport
+from everstep.core.types import Action, Activity, Directive, EpochPlan, NodeReport
 from everstep.testing.schedules import play, play_many
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -68,8 +68,8 @@ def ignores_incarnations(patch: pytest.MonkeyPatch) -> None:
 def reuses_epochs(patch: pytest.MonkeyPatch) -> None:
     deal = membership.deal
 
-    def same(epoch: int, previous: list[Member], present: list[NodeReport], most: int, restarts: int) -> EpochPlan:
-        return deal(max(1, epoch - 1), previous, present, most, restarts)
+    def same(epoch: int, *others: object) -> EpochPlan:
+        return deal(max(1, epoch - 1), *others)  # type: ignore[arg-type]
 
     patch.setattr(membership, "deal", same)
 

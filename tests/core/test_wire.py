@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.core import wire
+from everstep.core.checkup import Arrived, Complaint, Examined, GroupSeen, Place, Reading, RingAsked, RingDone
 from everstep.core.dealing import Dealing, Stream
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.types import (
@@ -48,6 +49,8 @@ worker_reports = st.builds(
 )
 members = st.builds(Member, text, text, text, small, small, small)
 plans = st.builds(EpochPlan, count, st.tuples(members, members), small, text, small, small)
+ring_places = st.builds(Place, text, text, small)
+readings = st.lists(st.builds(Reading, text, seconds, text, text), max_size=3).map(tuple)
 progress = st.builds(WorkerProgress, small, small, count, count, st.sampled_from(Phase), seconds, seconds, seconds)
 TALK = {
     wire.Query: st.builds(wire.Query),
@@ -71,6 +74,14 @@ TALK = {
     StacksTaken: st.builds(StacksTaken, text, text, count, st.dictionaries(small, text, max_size=3)),
     Formation: formations,
     SessionReport: sessions,
+    Arrived: st.builds(Arrived, ring_places, readings),
+    RingAsked: st.builds(RingAsked, count, st.tuples(ring_places, ring_places), seconds),
+    RingDone: st.builds(RingDone, count, seconds, small, text),
+    Examined: st.builds(
+        Examined, st.dictionaries(text, readings, max_size=2),
+        st.dictionaries(text, st.tuples(st.builds(Complaint, text, text)), max_size=2),
+        st.tuples(st.builds(GroupSeen, st.tuples(text), seconds, st.booleans())), st.tuples(st.tuples(text, text)),
+    ),
 }  # fmt: skip
 GREETING = {
     wire.Hello: st.builds(

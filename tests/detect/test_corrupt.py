@@ -46,7 +46,8 @@ def test_the_steps_done_again_show_who_was_wrong(members: int, steps: int, data:
 
     late = data.draw(st.booleans())  # after the last gradients
     marks = tuple(GOOD + (role == wrong if late else 1 + (role == wrong)) for role in range(members))
-    replay = Replay(steps, marks, right if late else {step: told(step) for step in right})
+    traces = right if late else {step: told(step) for step in right}
+    replay = Replay(steps, marks, traces, tuple(range(members)))
     answers = [judge(replay, step, right[step], [GOOD] * members) for step in right]
     first = next(answer for answer in answers if answer.over)
     assert first.roles == (wrong,)
@@ -54,9 +55,18 @@ def test_the_steps_done_again_show_who_was_wrong(members: int, steps: int, data:
 
 
 def test_what_cannot_be_told_is_not() -> None:
-    replay = Replay(4, (1, 2), {4: (8, 9)})
+    replay = Replay(4, (1, 2), {4: (8, 9)}, (0, 1))
     assert judge(replay, 4, (5, 6), (3, 3)) == Judged(over=True)  # both differ
     assert judge(replay, 4, (8, 9, 9), (1, 1, 1)) == Judged(over=True)  # the shares are others'
     assert judge(replay, 5, (8, 9), (1, 1)) == Judged(over=True)
     assert judge(replay, 3, (8, 9), (1, 1)) == Judged(over=False)  # was not told
     assert judge(replay, 4, (0, 9), (2, 2)) == Judged(over=True, roles=(0,))
+
+
+def test_of_a_replica_in_shards_the_suspect_is_wrong() -> None:
+    """Two replicas of two shards, roles 0 and 1, 2 and 3. The second computes with a wrong shard 1."""
+    marks = (3, 5, 3, 6)
+    suspects = odd(marks, shards=2)
+    assert suspects == Odd((1, 3), sure=False)
+    replay = Replay(7, marks, {6: (1, 2, 30, 40), 7: (10, 20, 31, 41)}, suspects.roles)
+    assert judge(replay, 6, (1, 2, 3, 4), (0,) * 4) == Judged(over=True, roles=(3,))

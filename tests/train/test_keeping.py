@@ -128,6 +128,16 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_used(
     assert "step-0000000010 is left out" in said
 
 
+def test_checkpoints_that_are_known_to_be_wrong_are_none(tmp_path: Path, undisturbed: Script) -> None:
+    saving = everstep.Saving(tmp_path, every=5)
+    Script(saving).run(12)
+    assert len(Checkpoints(tmp_path).retract(lambda manifest: manifest.step > 5)) == 2
+    assert found(tmp_path) == [5] and Checkpoints(tmp_path).retract(lambda manifest: manifest.step > 5) == ()
+    later = Script(saving).run(24)
+    assert later.seen == list(range(5, 24)) and same(later, undisturbed)
+    assert found(tmp_path) == [24, 20, 15]
+
+
 def test_a_save_that_is_asked_for(tmp_path: Path) -> None:
     saving = everstep.Saving(tmp_path, every=0, memory_every=0)
     script = Script(saving)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Name -> (import path of its function, one line of help). A function returns its exit code, or None for 0.
 COMMANDS = {
     "ckpt": ("everstep.cli.ckpt:app", "List, check, compare, export, reshape and prune checkpoints."),
+    "doctor": ("everstep.cli.doctor:doctor", "Examine this machine, or several and the links between them."),
     "drain": ("everstep.cli.drain:drain", "Take a node or a worker out of a running job; the others go on."),
     "ledger": ("everstep.cli.ledger:ledger", "Show which samples the committed steps of a job consumed."),
     "plan": ("everstep.cli.plan:plan", "Recommend intervals, copies, standbys and strategy for a job, with its ETTR."),

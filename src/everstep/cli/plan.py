@@ -14,9 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.control.journal import read
 from everstep.core.config import size_of
 from everstep.core.errors import UsageError
+from everstep.core.events import CostLearned
 from everstep.plan.closed import mttf_s
+from everstep.plan.costs import Costs
 from everstep.plan.planner import Question, Recommendation, TierPlan, recommend
 
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -40,6 +43,7 @@ def plan(
     together: float = DEFAULTS.together,
     process_part: float = DEFAULTS.process_part,
     seen: int = DEFAULTS.seen,
+    run: Path | None = None,
     json: bool = False,
     plot: Path | None = None,
 ) -> int:
@@ -61,6 +65,7 @@ def plan(
         together: part of the lost nodes that take another one with them.
         process_part: part of the failures after which the node is fit; 63 of 419 in Llama 3.
         seen: failures on which the mean time rests, for the range.
+        run: folder of a job whose incidents tell what actions take here (default: published times).
         json: print JSON.
         plot: a picture (PNG) of the recommendation from 10 minutes to 30 days between failures.
     """
@@ -83,7 +88,8 @@ def plan(
         process_part=process_part,
         seen=seen,
     )
-    found = recommend(question)
+    costs = learned(run) if run is not None else Costs()
+    found = recommend(question, costs)
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     else:
@@ -91,9 +97,21 @@ def plan(
     if plot is not None:
         from everstep.cli.plan_plot import draw
 
-        draw(question, plot)
+        draw(question, plot, costs)
         print(f"picture: {plot}", file=sys.stderr)
     return 0
+
+
+def learned(run: Path) -> Costs:
+    """What that job learned of its costs. Raises UsageError where there is no journal."""
+    journal = run / "journal.jsonl"
+    if not journal.is_file():
+        raise UsageError(f"--run {run}: there is no journal.jsonl")
+    costs = Costs()
+    for entry in read(journal):
+        if isinstance(entry.event, CostLearned):
+            costs = costs.saw(entry.event.what, entry.event.seconds)
+    return costs
 
 
 def seconds_of(text: str, what: str) -> float:

@@ -14,6 +14,7 @@ import msgspec
 
 from everstep.core.errors import UsageError
 from everstep.observe.plot import BLUE, GREY, INK, ORANGE, STYLE
+from everstep.plan.costs import Costs
 from everstep.plan.planner import Question, Recommendation, recommend
 
 FIRST_S, LAST_S = 600.0, 30 * 86400.0
@@ -21,13 +22,14 @@ NUM_POINTS = 60
 TICKS = {600.0: "10 min", 3600.0: "1 h", 6 * 3600.0: "6 h", 86400.0: "1 d", 7 * 86400.0: "7 d", LAST_S: "30 d"}
 
 
-def sweep(question: Question, num: int = NUM_POINTS) -> list[Recommendation]:
+def sweep(question: Question, costs: Costs, num: int = NUM_POINTS) -> list[Recommendation]:
     """The same job under ever fewer failures."""
     factor = (LAST_S / FIRST_S) ** (1 / (num - 1))
-    return [recommend(msgspec.structs.replace(question, mttf_s=FIRST_S * factor**at)) for at in range(num)]
+    questions = [msgspec.structs.replace(question, mttf_s=FIRST_S * factor**at) for at in range(num)]
+    return [recommend(each, costs) for each in questions]
 
 
-def draw(question: Question, out: Path) -> None:
+def draw(question: Question, out: Path, costs: Costs) -> None:
     """Write the PNG. Raises UsageError without matplotlib, or where it cannot be written."""
     try:
         import matplotlib
@@ -35,7 +37,7 @@ def draw(question: Question, out: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError('pictures need matplotlib: pip install "everstep[plot]"') from error
-    found = sweep(question)
+    found = sweep(question, costs)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, 10), layout="constrained")
         FigureCanvasAgg(figure)

@@ -202,7 +202,7 @@ class Launcher:
 
     # Agents ---------------------------------------------------------------------------------------------
 
-    async def _start_agent(self, node: str, address: str) -> None:
+    async def _start_agent(self, node: str, address: str, again: bool = False) -> None:
         options = AgentOptions(
             node=node,
             incarnation=secrets.token_hex(8),
@@ -218,6 +218,7 @@ class Launcher:
             remote=self.listener is None,
             config=self.config,
             vault=self.vaults.listen(node, address),
+            again=again,
         )
         self.incarnations[node] = options.incarnation
         with open(os.memfd_create("everstep-agent"), "wb") as file:  # needs no room on a disk
@@ -272,7 +273,7 @@ class Launcher:
                 self.broken_nodes.add(node)
                 break
             print(f"everstep: the agent of {node} died ({_words(status)}); starting it again", file=sys.stderr)
-            await self._start_agent(node, address)
+            await self._start_agent(node, address, again=True)
         names = {name for name, _ in self.seat.nodes}
         if self.broken_nodes == names and self.config.nodes.max <= len(names):  # nobody else can go on
             self.exit_code = int(ExitCode.INTERNAL)

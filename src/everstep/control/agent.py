@@ -30,6 +30,8 @@ from everstep.control.crew import Crew
 from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, SpawnRequest, Warm
 from everstep.control.oom import OomWatch
 from everstep.control.output import Console, Tail
+from everstep.control.preflight import KEY as EXAM
+from everstep.control.preflight import Preflight
 from everstep.control.prepare import KEYS, STORE, AgentOptions, Workplace
 from everstep.control.spawner import PlainSpawner, ZygoteSpawner
 from everstep.control.stacks import take_stacks
@@ -72,12 +74,14 @@ class Agent:
                 node_rank=options.node_rank,
                 store_port=self.listener.getsockname()[1],
                 versions=self.place.versions(),
+                examined=-1,
             ),
             fence_s=self.config.control.fence_s if options.remote else float("inf"),
             exit_s=self.config.hang.exit_s,
         )
         self.oom = OomWatch()
         self.spawner: Spawner = self._make_spawner()
+        self.preflight = Preflight(options, self.place.zygote_env(), self._examined)
         self.tail = Tail(console)
         self.crew: Crew | None = None
         self.link: Link | None = None
@@ -133,6 +137,8 @@ class Agent:
                 crew.stop_at(local_ranks, step)
             case n.AskSave(number) if crew:
                 crew.ask_save(number)
+            case n.Examine(number):
+                self.preflight.ask(number)
             case n.Sweep(epoch):
                 self._sweep(epoch)
             case n.Report(report):
@@ -234,6 +240,8 @@ class Agent:
         now_ns = time.monotonic_ns()
         crew = self.crew
         match answer:
+            case Forked(key=key) | Reaped(key=key) | SpawnFailed(key=key) if key == EXAM:
+                self.preflight.answered(answer, time.monotonic())
             case Forked(key, pid):
                 worker = crew.by_key.get(key) if crew else None
                 if worker is not None:
@@ -245,6 +253,9 @@ class Agent:
                 crew.reaped(answer, now_ns)
             case Warm():
                 self.place.warm(answer)
+
+    def _examined(self, number: int, unfit: str) -> None:
+        self.feed(n.Examined(number, unfit))
 
     def _zygote_lost(self, why: str) -> None:
         """Its workers died with it. Give the node up: a fresh agent has a fresh zygote."""
@@ -337,6 +348,8 @@ class Agent:
 
     def _tick(self) -> None:
         now_ns = time.monotonic_ns()
+        if self.crew is None:
+            self.preflight.tick(self.spawner, time.monotonic())
         for worker in self.crew.lingering() if self.crew is not None else ():
             self.feed(n.WorkerLingers(self.node.report.epoch, worker.local_rank, worker.silent_s(now_ns)))
         self.feed(n.Ticked())
@@ -364,6 +377,7 @@ class Agent:
             self._give_up(f"{self.options.node} has no place for its logs: {error}")
             return self.exit_code
         await self.spawner.start()
+        self.preflight.begin(self.spawner, time.monotonic())
         self.tail.start()
         running = [
             asyncio.create_task(work)

@@ -15,6 +15,7 @@ from everstep.core.types import Blame, StacksTaken, Verdict
 
 KEPT = 8  # incidents whose late evidence still counts
 SURE = 0.5  # below this confidence nothing is said
+SLOW = "slow"  # the kind of an incident in which nobody ends: how a worker ended is another incident's cause
 
 
 class Case(msgspec.Struct):
@@ -40,17 +41,18 @@ class Causes:
             case e.WorkerEnded(rank, _, exit) if exit.failed:
                 self.ended[rank] = exit.message
                 for case in self.cases.values():
-                    if not case.closed:
+                    if not case.closed and case.kind != SLOW:
                         case.messages[rank] = exit.message
             case e.IncidentOpened(incident, kind, culprits):
-                self.cases[incident] = Case(kind, culprits, dict(self.ended), {})
+                self.cases[incident] = Case(kind, culprits, {} if kind == SLOW else dict(self.ended), {})
                 for old in list(self.cases)[:-KEPT]:
                     del self.cases[old]
             case e.IncidentUpdated(incident, culprits) if culprits and incident in self.cases:
                 self.cases[incident].culprits = culprits
             case e.IncidentClosed(incident) if incident in self.cases:
                 self.cases[incident].closed = True
-                self.ended.clear()
+                if self.cases[incident].kind != SLOW:
+                    self.ended.clear()
                 return self._judge(incident)
         return []
 

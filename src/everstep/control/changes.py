@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import seating, seats
+from everstep.control import refusal, seating, seats
 from everstep.control.draft import Draft
 from everstep.control.job import NodeState, Stage
 from everstep.core import events as e
@@ -91,6 +91,7 @@ def _admit(draft: Draft, plan: EpochPlan) -> None:
     """Nodes without a place in the plan get one: their workers warm up and wait for a role."""
     job = draft.job
     free = [n for n in job.nodes.values() if n.free and _needs_place(plan, n, draft)]
+    free = refusal.fit_newcomers(draft, free) if free else []
     if not free:
         return
     here = {m.node for m in plan.members if seating.here(job.nodes.get(m.node), m.incarnation)}

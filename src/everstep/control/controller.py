@@ -25,6 +25,7 @@ import msgspec
 from everstep.control import drain, lifecycle, roles, saved
 from everstep.control.causes import Causes
 from everstep.control.evidence import Evidence
+from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
 from everstep.control.output import Console
@@ -151,10 +152,10 @@ class Controller:
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):
             self.record(closed, now)
-        for what, seconds in self.accounts.saw(record, now):
-            self.feed(e.CostLearned(what, seconds))
         for found in self.causes.saw(record):
             self.record(found, now)
+        for what, seconds in self.accounts.saw(record, now):
+            self.feed(e.CostLearned(what, seconds))
         if isinstance(record, e.IncidentOpened):
             self._opened(record, now)
         elif isinstance(record, e.StepsSeen):
@@ -389,11 +390,12 @@ class Controller:
         for made in self.stragglers.due(self.job, now):
             self.record(made, now) if isinstance(made, e.Decided) else self.feed(made)
         self.feed(e.Ticked())
-        for name, directive in self.job.directives.items():
-            node = self.job.nodes.get(name)
-            if node is not None and not node.follows(directive) and now - self.resent_s.get(name, 0.0) > RESEND_S:
-                self.resent_s[name] = now
-                self._send(name, directive)
+        for node, directive in self.job.directives.items():
+            state = self.job.nodes.get(node)
+            late = state is not None and not followed(state.report, directive)
+            if late and now - self.resent_s.get(node, 0.0) > RESEND_S:
+                self.resent_s[node] = now
+                self._send(node, directive)
 
     def status(self) -> dict[str, object]:
         """What `everstep status` shows of a running job: plain data."""

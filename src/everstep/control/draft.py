@@ -53,7 +53,10 @@ class Draft:
         leave, vacant = self._drained(node)
         term, seq = self.job.term, self.job.seq + 1
         asked = self.job.save_asked
-        wanted = msgspec.structs.replace(wanted, term=term, seq=seq, leave=leave, vacant=vacant, save_asked=asked)
+        exam = self.job.exams.get(node, 0)
+        wanted = msgspec.structs.replace(
+            wanted, term=term, seq=seq, leave=leave, vacant=vacant, save_asked=asked, exam=exam
+        )
         known = self.job.directives.get(node)
         if known is not None and msgspec.structs.replace(known, term=wanted.term, seq=wanted.seq) == wanted:
             return
@@ -75,13 +78,17 @@ class Draft:
     def join(self, report: NodeReport) -> None:
         """Known from now on, and parked. One that was lost and is back has to stop what it runs, or may yet start."""
         job, spec = self.job, self.job.spec
+        exams = {name: number for name, number in job.exams.items() if name != report.node}
+        if job.latest.get(report.node) == report.incarnation:  # lost, and back: a new agent examines itself unasked
+            exams[report.node] = job.exams.get(report.node, 0) + 1
         self.set(
+            exams=exams,
             arrivals=job.arrivals + 1,
             last_join_s=self.now,
             latest={**job.latest, report.node: report.incarnation},
             gone_by={i: at for i, at in job.gone_by.items() if i != report.incarnation},
         )
-        node = NodeState(report, order=job.arrivals, since_s=self.now)
+        node = NodeState(report, order=job.arrivals, since_s=self.now, exam=exams.get(report.node, 0))
         back = job.plan is not None and membership.seated(job.plan, report) and not node.stopped(job.plan.epoch)
         due = self.now + spec.grace_s + spec.stop_margin_s if back or not node.at_rest else 0.0
         self.put(msgspec.structs.replace(node, stop_by_s=due))

@@ -11,7 +11,7 @@ from everstep.core.dealing import Dealing
 from everstep.core.decisions import Decision
 from everstep.core.formation import Formation, Rollback
 from everstep.core.saves import Saves
-from everstep.core.types import Action, Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
+from everstep.core.types import Activity, Blame, Directive, EpochPlan, Exit, JobSpec, NodeReport
 from everstep.detect.repeat import Signature
 from everstep.plan.costs import Costs
 from everstep.plan.nodes import Memory
@@ -45,6 +45,7 @@ class NodeState(msgspec.Struct, frozen=True):
     since_s: float
     lost_at_s: float = 0.0  # its link is down: it counts as lost then, unless it comes back; 0: linked
     stop_by_s: float = 0.0  # it must confirm its stop by then; 0: no stop ordered
+    exam: int = 0  # number of the examination it has to be through with
 
     def stopped(self, epoch: int) -> bool:
         """It confirmed that no process of this epoch is left on it."""
@@ -55,24 +56,11 @@ class NodeState(msgspec.Struct, frozen=True):
     def at_rest(self) -> bool:
         return self.report.activity in (Activity.IDLE, Activity.STOPPED)
 
-    def follows(self, directive: Directive) -> bool:
-        """Whether it says that it does what it was told."""
-        report = self.report
-        if directive.leave and not report.leaving:
-            return False
-        if directive.action is Action.RUN:
-            lives = dict(enumerate(directive.lives))
-            filled = [w for w in report.workers if not (w.gone and w.local_rank in directive.vacant)]
-            current = all(w.life >= lives.get(w.local_rank, 0) for w in filled)
-            return report.epoch > directive.epoch or (report.epoch == directive.epoch and current)
-        if directive.action is Action.STOP:
-            return self.stopped(directive.epoch)
-        return self.at_rest and directive.action is not Action.LEAVE
-
     @property
     def free(self) -> bool:
         """Linked, staying, and running nothing: it can take part in a new epoch."""
-        return not self.lost_at_s and not self.report.leaving and self.at_rest and self.report.slots > 0
+        here = not self.lost_at_s and not self.report.leaving and self.report.examined >= self.exam
+        return here and self.at_rest and self.report.slots > 0
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -146,6 +134,7 @@ class Job(msgspec.Struct, frozen=True):
         frozenset()
     )  # nodes and ranks whose functions raised since the job last went on
     raised_s: float = 0.0  # when functions raised what a peer's death explains, which is not known of; 0: none did
+    exams: dict[str, int] = {}  # node -> number of the examination that its agent has to pass, where it is not 0
     lives: dict[int, int] = {}  # rank -> life that its process must have, where it is not 0
     departed: dict[int, Exit] = {}  # rank -> how its former life ended, as far as it is known
     dealt: tuple[Dealing, ...] = ()  # the last ones in the journal

@@ -18,6 +18,7 @@ class Kind(str, enum.Enum):
     MODULE = "module"  # python -m
     PROGRAM = "program"  # exec; no Python, no hooks (--no-python)
     STORE = "store"  # serve a torch TCPStore on the listening socket that came along
+    EXAM = "exam"  # probe.exam: args are its folder and address; the readings go into the descriptor
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import changes, dealings, deciding, membership, reform, saved, seats
+from everstep.control import changes, dealings, deciding, membership, reform, refusal, saved, seats
 from everstep.control.draft import ORPHANS_S, Draft
 from everstep.control.job import ACTIVE, ENDED, WAITING, Command, Job, NodeState, Stage
 from everstep.control.verdicts import conclude
@@ -313,13 +313,7 @@ def _candidates(draft: Draft) -> list[NodeState]:
     """Nodes that can be in the next epoch, in order of arrival."""
     job = draft.job
     free = sorted((n for n in job.nodes.values() if n.free), key=lambda n: n.order)
-    odd = membership.mismatched([n.report for n in free])
-    for name, what in odd.items():
-        if job.refused.get(name) != what:
-            draft.note(e.Alert("check-failed", f"{name} is not used: {what}"))
-    if odd != job.refused:
-        draft.set(refused=dict(odd))
-    return [n for n in free if n.report.node not in odd]
+    return refusal.fit(draft, free)
 
 
 def _try_form(draft: Draft) -> None:

@@ -86,6 +86,13 @@ class SessionSpoke(msgspec.Struct, frozen=True):
     report: SessionReport
 
 
+class Examined(msgspec.Struct, frozen=True):
+    """The examination with this number is over. `unfit`: what is broken; empty: nothing."""
+
+    number: int
+    unfit: str = ""
+
+
 class Swept(msgspec.Struct, frozen=True):
     epoch: int
 
@@ -116,6 +123,7 @@ NodeEvent = (
     | WorkerLingers
     | TermSeen
     | SessionSpoke
+    | Examined
     | Swept
     | StoreOpened
     | LinkChanged
@@ -182,6 +190,12 @@ class Sweep(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class Examine(msgspec.Struct, frozen=True):
+    """Examine the node, once nothing of an epoch runs here; then answer Examined."""
+
+    number: int
+
+
 class Report(msgspec.Struct, frozen=True):
     report: NodeReport
 
@@ -191,7 +205,18 @@ class Quit(msgspec.Struct, frozen=True):
 
 
 Command = (
-    Launch | Respawn | Tell | SignalWorkers | CutSockets | EndLingering | StopAtStep | AskSave | Sweep | Report | Quit
+    Launch
+    | Respawn
+    | Tell
+    | SignalWorkers
+    | CutSockets
+    | EndLingering
+    | StopAtStep
+    | AskSave
+    | Examine
+    | Sweep
+    | Report
+    | Quit
 )
 
 
@@ -262,6 +287,8 @@ class _Draft:
             case Swept(epoch) if epoch == self.node.report.epoch and not self.alive:
                 self.set_report(activity=Activity.STOPPED)
                 self.follow()
+            case Examined(number, unfit):
+                self.set_report(examined=number, unfit=unfit)
             case StoreOpened(port):
                 self.set_report(store_port=port)
             case LinkChanged(up):
@@ -285,6 +312,8 @@ class _Draft:
         self.set(directive=directive)
         if directive.save_asked > known.save_asked:
             self.commands.append(AskSave(directive.save_asked))
+        if directive.exam > known.exam:
+            self.commands.append(Examine(directive.exam))
         if directive.leave and not self.node.report.leaving:
             self.leave()
         self.follow()

@@ -42,6 +42,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     remote: bool  # the controller is on another host
     config: RunConfig
     vault: VaultPlace = VaultPlace()
+    again: bool = False  # the agent before it died
 
 
 class Workplace:
@@ -71,8 +72,11 @@ class Workplace:
     def warm(self, answer: Warm) -> None:
         """The zygote is ready; how long that took is worth a line in the node's log folder."""
         folder = Path(self.options.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "zygote.json").write_bytes(msgspec.json.encode(answer))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "zygote.json").write_bytes(msgspec.json.encode(answer))
+        except OSError as error:  # a full disk: the examination of the node is who judges it
+            print(f"everstep: {folder / 'zygote.json'}: {error.strerror}", file=sys.stderr)
 
     def zygote_env(self) -> dict[str, str]:
         """One thread only: numpy's BLAS starts its own at import when it may."""

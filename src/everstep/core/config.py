@@ -125,6 +125,17 @@ class Vault(Group, frozen=True):
     rate: str = ""  # bytes per second of each copy to another node, as in 500M; empty: as fast as it goes
 
 
+class Preflight(Group, frozen=True):
+    """What is looked at before a node takes part: one that is broken is refused, and told. Sizes as in 8G, 500M."""
+
+    start: Literal["off", "quick", "full"] = "quick"  # before the first start: a millisecond; full: see docs/doctor.md
+    again: Literal["off", "quick", "full"] = "full"  # before a node that was lost is used again
+    shm: str = "1M"  # less room than this in /dev/shm is broken
+    disk: str = "256K"  # less room than this for logs
+    memory: str = "32M"  # less available memory
+    descriptors: Count = 64  # fewer files that a process may open
+
+
 class Worker(Group, frozen=True):
     kind: Literal["script", "module", "program"] = "script"
     target: str = ""
@@ -148,6 +159,7 @@ class RunConfig(Group, frozen=True):
     control: Control = Control()
     worker: Worker = Worker()
     vault: Vault = Vault()
+    preflight: Preflight = Preflight()
     env: dict[str, str] = {}  # added to every worker's environment, on top of its launcher's
     job: str = ""  # name; empty: the rendezvous id, else made up
     expect_steps: Count = 0  # a job that ends with fewer optimizer steps failed; 0: unknown
@@ -249,6 +261,9 @@ def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
         std_of(text, f"{key} ({said.origin(key)})", 0)
     for key, text in (("vault.memory", config.vault.memory), ("vault.rate", config.vault.rate)):
         size_of(text or "0", f"{key} ({said.origin(key)})")
+    for name in ("shm", "disk", "memory"):
+        key = f"preflight.{name}"
+        size_of(getattr(config.preflight, name), f"{key} ({said.origin(key)})")
     _check_ladder(config, said)
 
 

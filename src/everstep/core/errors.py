@@ -20,6 +20,7 @@ class ExitCode(enum.IntEnum):
     NODE_LOST = 8  # this node was cut off and had to give up
     GONE = 9  # of `everstep status` and `drain`: the job's launcher is gone, and nobody wrote down how it ended
     SAVE_FAILED = 10  # the work is done, but its last save to disk failed
+    UNFIT = 11  # of `everstep doctor`: something is broken, or far slower than it should be
     NO_JOURNAL = 74  # of the controller's process: its journal cannot be written; its launcher tries again
     INTERNAL = 70  # a defect of Everstep: please report it
 

@@ -95,6 +95,8 @@ class NodeReport(msgspec.Struct, frozen=True, tag=True):
     versions: dict[str, str] = {}
     node_rank: int = -1  # the group rank it would like in its first epoch (torchrun's --node-rank); -1: any
     leaving: bool = False  # the agent was asked (SIGTERM, drain) to give its node up
+    examined: int = 0  # up to which examination wanted (Directive.exam); -1: not even the one before its first start
+    unfit: str = ""  # what is broken here; it takes no part while that is so
 
 
 class WorkerProgress(msgspec.Struct, frozen=True):
@@ -191,6 +193,7 @@ class Directive(msgspec.Struct, frozen=True, tag=True):
     leave: bool = False  # a person wants the node out of the job: it gives itself up, whatever else it is to do
     vacant: tuple[int, ...] = ()  # places that a person wants empty: they get no new process
     save_asked: int = 0  # how often a person wanted the state on disk
+    exam: int = 0  # number of the examination that this agent has to pass before it is used: one each time it was lost
 
 
 class StacksAsked(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from everstep.core.checkup import Arrived, Examined, RingAsked, RingDone
 from everstep.core.errors import EverstepError
 from everstep.core.formation import Formation, SessionReport
 from everstep.core.types import Directive, NodeProgress, NodeReport, StacksAsked, StacksTaken
@@ -146,6 +147,10 @@ Talk = (
     | StacksTaken
     | Formation
     | SessionReport
+    | Arrived
+    | RingAsked
+    | RingDone
+    | Examined
 )
 Message = Greeting | Talk
 

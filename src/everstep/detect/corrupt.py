@@ -59,7 +59,7 @@ class Replay(NamedTuple):
     step: int
     marks: tuple[int, ...]
     traces: Mapping[int, tuple[int, ...]]  # step -> by role
-    shards: int = 1
+    suspects: tuple[int, ...]  # one of these roles, or more
 
 
 class Judged(NamedTuple):
@@ -72,20 +72,21 @@ class Judged(NamedTuple):
 def judge(replay: Replay, step: int, traces: Sequence[int], marks: Sequence[int]) -> Judged:
     """A step is done again. To be asked for each, in order, until it is over; `marks`: of the state before it.
 
-    Whoever differs first is wrong, as long as not all do: from the step after the first wrong gradient on all differ.
+    The suspect who differs first is wrong, as long as not all do: from the step after the first wrong gradient on all
+    differ. A wrong shard also makes wrong gradients on the members with the other shards of its replica.
     """
     former = replay.traces.get(step, ())
     if step > replay.step or len(traces) != len(replay.marks):  # shares were dealt to others
         return Judged(over=True)
-    wrong = _changed(former, traces)
+    wrong = _changed(replay, former, traces)
     if not wrong and step == replay.step:
-        wrong = _changed(replay.marks, marks)
-    if len(wrong) == len(traces):
+        wrong = _changed(replay, replay.marks, marks)
+    if len(wrong) == len(replay.suspects):
         return Judged(over=True)
     return Judged(over=bool(wrong) or step == replay.step, roles=wrong)
 
 
-def _changed(former: Sequence[int], again: Sequence[int]) -> tuple[int, ...]:
-    """Roles whose numbers are others now. One that was not told tells nothing."""
+def _changed(replay: Replay, former: Sequence[int], again: Sequence[int]) -> tuple[int, ...]:
+    """Suspects whose numbers are others now. One that was not told tells nothing."""
     pairs = enumerate(zip(former, again, strict=False))
-    return tuple(role for role, (old, new) in pairs if old and new and old != new)
+    return tuple(role for role, (old, new) in pairs if old and new and old != new and role in replay.suspects)

@@ -44,7 +44,6 @@ PAUSE = 4.0  # the same, for what may be jitter
 RATE_MEMORY = 1.0 / 32  # weight of the newest step in how often a member is late
 CHANCE, IN_JITTER = 1e-5, 1e-8  # that pauses which go around make one member late as often as this
 DOUBT = 1.5  # level of the CUSUM at which what is usual follows half as fast
-JITTERY = 1.0 / 8  # pauses that go around become usual this much slower than other noise
 OWN_PAST = 0.7  # of the excess over the others that a member must show over its own past
 CLEAR = 1.75  # lasting noise that a mean excess must exceed
 PATIENCE = 8  # steps a candidate has to be slower than its own past
@@ -174,8 +173,7 @@ class Straggler:
         healthy = self._channel < 0
         pauses = (excess > PAUSE * self._usual.spread) & (excess > self._options.least) & before & healthy
         found += self._jittered(step, np.asarray(pauses.any(0)), excess)
-        adapt = JITTERY if self._jitter.going_on else 1.0
-        self._usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), self._up.level / DOUBT, adapt)
+        self._usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), self._up.level / DOUBT)
         self._learn(work, healthy)
         return found + self._from_start(step, ~before & (self._usual.count >= self._needed))
 

@@ -12,7 +12,6 @@ import numpy as np
 from everstep.detect.peers import Flags, Floats, first_axis_median, others_median
 
 PULL = 2.5  # spreads
-YOUNG = 16  # values of a series of which nothing is usual yet: its levels are plain means of them
 FOLLOW = 1.0 / 16  # how fast own levels follow what all members share
 STAYS = 0.8  # highest correlation of successive steps that is believed
 MEDIAN_TO_SIGMA = 0.6745  # half of a normal distribution lies within this many deviations
@@ -42,8 +41,11 @@ class Usual:
         typical = np.array([np.median(s[k]) if k.any() else self._floor for s, k in zip(scatter, seen, strict=True)])
         weight = 1.0 / np.maximum(self.count, 1) ** 0.5  # a few values say little about their own spread
         self.scatter = np.maximum(scatter * (1 - weight) + typical[:, None] * weight, self._floor)
-        for apart_now in np.where(np.isnan(apart), values - self.own, apart - self.distance):
-            self._persists(apart_now, np.asarray(1.0 / len(values)))
+        now = np.clip(np.where(np.isnan(apart), values - self.own, apart - self.distance) / self.spread, -PULL, PULL)
+        pairs = np.stack((now[1:] * now[:-1], now[1:] ** 2))
+        known = ~np.isnan(pairs[0])
+        self._products = np.where(known, pairs, 0.0).sum(1) / np.maximum(known.sum(0), 1)
+        self._before = now[-1]
 
     def excess(self, values: Floats, healthy: Flags) -> tuple[Floats, Floats]:
         """(beyond the usual distance to the others that are healthy, beyond the usual own level). Without others, the
@@ -66,19 +68,19 @@ class Usual:
         r = np.clip(np.median(self._products[0] / itself, -1, keepdims=True), 0.0, STAYS)
         return np.asarray(self.spread * np.sqrt((1 + r) / (1 - r)))
 
-    def learn(self, excess: Floats, own: Floats, healthy: Flags, doubt: Floats, adapt: float = 1.0) -> None:
-        """What `excess` returned for this step; members that are not `healthy` keep their levels. The scatter is
-        the median distance (so a quarter of outliers widens it by half at most), followed at the pace `adapt`. Levels
-        follow a member in `doubt` (above 0: it may have become slow) less, or a small shift would become usual."""
+    def learn(self, excess: Floats, own: Floats, healthy: Flags, doubt: Floats) -> None:
+        """What `excess` returned for this step; members that are not `healthy` keep their levels. The scatter follows
+        the median distance, so a quarter of outliers widens it by half at most. A member in `doubt` (above 0: it may
+        have become slow) is followed less, or a small shift would become usual before it is judged."""
         shared = _shared(own)
         known = ~np.isnan(own)
         healthy = healthy & known
         gain = healthy / np.minimum(self.count + 1, self._horizon)
-        bound = np.where(self.count < YOUNG, np.inf, PULL * self.spread / (1.0 + doubt))
+        bound = PULL * self.spread / (1.0 + doubt)
         excess, alone = np.where(known, excess, 0.0), np.where(known, own - shared, 0.0)
         self.own = self.own + gain * np.clip(alone, -bound, bound) + FOLLOW * known * shared
         self.distance = self.distance + np.where(self._alone, 0.0, gain * np.clip(excess, -bound, bound))
-        wider = np.where(np.abs(excess) > MEDIAN_TO_SIGMA * self.scatter, adapt, -adapt)
+        wider = np.where(np.abs(excess) > MEDIAN_TO_SIGMA * self.scatter, 1.0, -1.0)
         self.scatter = np.maximum(self.scatter * np.exp(gain * wider / (1.0 + doubt)), self._floor)
         self.count = self.count + healthy
         self._persists(np.where(healthy, excess, np.nan), gain)

@@ -59,8 +59,8 @@ class IncidentSummary(msgspec.Struct):
     phases: dict[str, float] = {}
     redone_steps: int = 0
     told_s: float = -1.0  # from the first sign until every survivor was told
-    answer: str = ""  # what was decided, and what it was expected to cost
     cause: Verdict | None = None  # what the first cause wrote means
+    answer: str = ""  # what was decided, and what it was expected to cost
     step: int = -1  # last step of its epoch, -1 when that made none
     last_step_s: float = -1.0  # when that was made
 
@@ -243,10 +243,10 @@ class _Fold:
                 known.why = why or known.why
             case e.EvidenceSaved(_, files):
                 known.files = (*known.files, *(f for f in files if f not in known.files))
-            case e.Decided(_, decision):
-                known.answer = f"{decision.action.value}, {decision.why}"
             case e.CauseFound(_, verdict):
                 known.cause = verdict
+            case e.Decided(_, decision):
+                known.answer = f"{decision.action.value}, {decision.why}"
             case e.SurvivorsTold(_, after_s):
                 known.told_s = after_s
             case e.IncidentClosed(_, outcome, downtime_s, phases, redone):

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from statistics import median
 
-BOUND = 0.005  # of the step time
+BOUND = 0.004  # of the step time: with what it takes to wait for the slowest member it stays below 0.5 %
 SKIP_STEPS = 2  # the first ones are slower and do not count
 PROFILE_STEPS = 3
 RECENT = 16

@@ -85,6 +85,8 @@ class SimAgent:
             case n.StopAtStep(local_ranks, _):
                 for local_rank in local_ranks:
                     plan(rng.uniform(0.1, 1.0), self.workers[local_rank].signal, signal.SIGTERM)
+            case n.Examine(number):
+                plan(rng.uniform(0.1, 1.0), self._examined, number)
             case n.Sweep(epoch):
                 if self.sweeping != epoch:
                     self.sweeping = epoch
@@ -113,6 +115,10 @@ class SimAgent:
             session.hear(self.formation)
         session.speaks = True
         self.feed(n.SessionSpoke(worker.epoch, worker.local_rank, report))
+
+    def _examined(self, number: int) -> None:
+        if self.alive:
+            self.feed(n.Examined(number))
 
     def _swept(self, epoch: int) -> None:
         self.sweeping = 0

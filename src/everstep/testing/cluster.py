@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from everstep.control import lifecycle
+from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, WAITING, Direct, Job, Stage
 from everstep.core import events as e
-from everstep.core.types import Action, Activity, Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
+from everstep.core.types import Blame, Directive, ExitCause, JobSpec, NodeLoss, NodeReport, Verdict
 from everstep.core.virtual import VirtualClock
 from everstep.detect.blame import LATE_S
 from everstep.testing import trace
@@ -363,23 +364,6 @@ class Cluster:
 
     def formations_lack(self) -> str:
         return self.truth.formations.runs(self.controller.job) if self.with_sessions else ""
-
-
-def followed(report: NodeReport, directive: Directive) -> bool:
-    """Whether a node's report shows that it does what it was told."""
-    if directive.leave and not report.leaving:
-        return False
-    match directive.action:
-        case Action.RUN:
-            current = all(w.life >= life for w, life in zip(report.workers, directive.lives, strict=False))
-            return report.epoch > directive.epoch or (report.epoch == directive.epoch and current)
-        case Action.STOP:
-            at_rest = report.activity is Activity.STOPPED
-            return report.epoch > directive.epoch or (report.epoch == directive.epoch and at_rest)
-        case Action.PARK:
-            return report.activity in (Activity.IDLE, Activity.STOPPED)
-        case Action.LEAVE:
-            return False
 
 
 def next_deadline(job: Job, now: float) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.control.journal import Follower
 from everstep.core import events as e
 from everstep.core.errors import UsageError
 from everstep.core.formation import Stage
@@ -118,9 +119,7 @@ def live(scenario: Scenario, folder: Path, script: Path) -> tuple[list[Told], di
     """
     if scenario.failures:
         raise UsageError("failures: only faults that a scenario writes down strike real processes")
-    args = ("--step-s", str(scenario.job.step_s), "--save-every", str(scenario.saves.every_steps if scenario.saves else 0))
-    with LiveJob(folder, script, *options(scenario), args=args, OMP_NUM_THREADS="1") as job:
-        job.scenario = scenario
+    with LiveJob(scenario, folder, script) as job:
         job.until(job.whole, timeout_s=90)
         for fault in scenario.faults:
             job.strike(fault)
@@ -147,10 +146,25 @@ def options(scenario: Scenario) -> list[str]:
 class LiveJob(LocalRun):
     """Its nodes are known by the scenario's names: n0, n1, ... are the first members in the order of their roles."""
 
-    scenario = Scenario()
-    num_struck = 0
+    def __init__(self, scenario: Scenario, directory: Path, script: Path) -> None:
+        every = scenario.saves.every_steps if scenario.saves is not None else 0
+        args = ("--step-s", str(scenario.job.step_s), "--save-every", str(every))
+        super().__init__(directory, script, *options(scenario), args=args, OMP_NUM_THREADS="1")
+        self.scenario = scenario
+        self.num_struck = 0
+        self._seen: list[e.Entry] = []
+        self._follower: Follower | None = None
 
     # What it tells --------------------------------------------------------------------------------------
+
+    def entries(self) -> list[e.Entry]:
+        """Each line is read once: this asks often, on the machine whose job it looks at."""
+        path = self.run_dir / "journal.jsonl"
+        if self._follower is None and path.exists():
+            self._follower = Follower(path)
+        if self._follower is not None:
+            self._seen += self._follower.new()
+        return self._seen
 
     def names(self) -> dict[str, str]:
         """Of the nodes, by their own."""

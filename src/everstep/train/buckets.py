@@ -70,7 +70,7 @@ class Bucket:
         else:
             self.marks.fill_(1)
         if self.flat.device.type == "cpu":
-            self.trace = xxhash.xxh3_64_intdigest(self.flat.view(torch.uint8)[:TRACED_BYTES].numpy().data)
+            self.trace = sample(self.flat)
         else:
             self.event = torch.Event(self.flat.device)
             self.event.record()
@@ -119,6 +119,11 @@ class Bucket:
         for slot, mark in zip(self.slots, self.marks.tolist(), strict=True):
             if slot.parameter.grad is None and mark > 0:
                 slot.parameter.grad = slot.view
+
+
+def sample(gradients: Tensor) -> int:
+    """Fingerprint of the first bytes of contiguous host memory."""
+    return xxhash.xxh3_64_intdigest(gradients.detach().view(-1).view(torch.uint8)[:TRACED_BYTES].numpy().data)
 
 
 def refuse(slot: Slot, gradient: Tensor) -> None:

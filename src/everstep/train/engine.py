@@ -35,7 +35,6 @@ from everstep.train.worker import Worker
 
 UNREACHABLE_S = 60.0  # a member that cannot be reached for so long, and is not dead: the network is broken
 RETRY_S = 0.2
-NOTHING_KEPT = "and no kept state is whole: neither in the nodes' vaults nor on disk"
 
 T = TypeVar("T", Stand, protocol.Vote)
 
@@ -389,12 +388,8 @@ class Engine:
                     raise SystemExit(0)
                 case protocol.Fenced(epoch):
                     raise SystemExit(f"everstep: the others went on without this worker in epoch {epoch}: it stops")
-                case protocol.StateLost(committed, floor, shard):
-                    if shard >= 0:
-                        raise StateLost(f"all members that held shard {shard} of the state are gone, {NOTHING_KEPT}")
-                    raise StateLost(
-                        f"{floor} steps were committed, nobody here holds more than {committed}, {NOTHING_KEPT}"
-                    )
+                case protocol.StateLost():
+                    raise StateLost(command.text)
                 case _:
                     raise AssertionError(command)
         except EpochBroken:

@@ -150,7 +150,7 @@ class Guard:
         workers = tuple(at.seats[role].worker for role in odd.roles)
         self._doubts += 1
         traces = {**self._traces, doubt.step: tuple(vote.said.trace for vote in doubt.votes)}
-        self._replay = None if odd.sure else corrupt.Replay(doubt.step, marks, traces)
+        self._replay = None if odd.sure else corrupt.Replay(doubt.step, marks, traces, odd.roles)
         self._replayed = at.seats
         self.found = found = Corruption(doubt.epoch, doubt.step, workers, odd.sure, (), marks, verified)
         names, sums = self._parts()

@@ -209,6 +209,13 @@ class StateLost(msgspec.Struct, frozen=True):
     floor: int
     shard: int = -1
 
+    @property
+    def text(self) -> str:
+        gone = f"{self.floor} steps were committed, nobody here holds more than {self.committed}"
+        if self.shard >= 0:
+            gone = f"all members that held shard {self.shard} of the state are gone"
+        return f"{gone}, and no kept state is whole: neither in the nodes' vaults nor on disk"
+
 
 Command = (
     Prepare

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from everstep.state.local import local
-from everstep.train.reducer import Reducer
+from everstep.train.buckets import sample
+from everstep.train.reducer import WORD, Reducer
 
 INTERNALS = {
     "FSDPModule": ("_get_fsdp_state", "reset_iter_state"),
@@ -33,6 +34,7 @@ class Weight:
 
     def __init__(self) -> None:
         self.value = 1.0
+        self.trace = 0  # of a sample of this member's own gradients in this step; 0: on a device
 
 
 class Weighed:
@@ -44,6 +46,8 @@ class Weighed:
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         input_tensor.mul_(self._weight.value)
+        if input_tensor.device.type == "cpu":
+            self._weight.trace = hash((self._weight.trace, sample(input_tensor))) & WORD
         return self._inner(output_tensor, input_tensor, *args, **kwargs)
 
 
@@ -75,6 +79,7 @@ class Sharded:
     # A step -----------------------------------------------------------------------------------------------
 
     def begin(self, weight: float = 1.0) -> None:
+        self._weight.trace = 0
         self._weigh(weight)
         if self._plain is not None:
             self._plain.begin(weight)
@@ -114,8 +119,9 @@ class Sharded:
 
     @property
     def trace(self) -> int:
-        """Of what `plain` sums: FSDP sums where nobody can look."""
-        return self._plain.trace if self._plain is not None else 0
+        """As `Reducer.trace`. With one shard FSDP sums where nobody can look."""
+        plain = self._plain.trace if self._plain is not None else 0
+        return hash((self._weight.trace, plain)) & WORD if self._weight.trace else plain
 
     def close(self) -> None:
         self.drop()
