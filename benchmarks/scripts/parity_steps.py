@@ -1,7 +1,7 @@
 """Steps of a small model in a session, without an end: what a scenario's faults strike (benchmarks/parity.py).
 
-Nothing here fails by itself. A file state-PID says where in this process's memory a part of the model's state is that no
-step changes, so that a bit of it can be flipped from outside.
+Nothing here fails by itself. A file state-PID says where in this process's memory a part of the model's state is that
+no step changes, so that a bit of it can be flipped from outside.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Hang(Group, frozen=True):
 
 
 class Straggler(Group, frozen=True):
-    """Who looks for workers that are slow for their work. What is found is told; with `act` a standby may replace it."""
+    """Who looks for workers that are slow for their work. What is found is told; with `act` a standby replaces it."""
 
     enabled: bool = True
     threshold: Annotated[float, msgspec.Meta(gt=0)] = 0.1  # slow: takes this much longer than usual, as a share

@@ -15,7 +15,6 @@ from everstep.core.decisions import Action, Alternative, Decision
 from everstep.plan.costs import Costs
 from everstep.plan.policy import ALL, Situation, decide, price, why_not
 
-
 LEFT_ROLE = "it holds no role any more"  # how an incident ends whose slow member was replaced
 
 

@@ -33,7 +33,7 @@ class Told(NamedTuple):
     """A record of the controller, seconds after the job's submission."""
 
     at_s: float
-    record: e.Record
+    record: e.AnyEvent
 
 
 def play(scenario: Scenario) -> list[Told]:
