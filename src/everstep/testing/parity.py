@@ -121,6 +121,7 @@ def live(scenario: Scenario, folder: Path, script: Path) -> tuple[list[Told], di
         raise UsageError("failures: only faults that a scenario writes down strike real processes")
     with LiveJob(scenario, folder, script) as job:
         job.until(job.whole, timeout_s=90)
+        job.began_s = time.monotonic()
         for fault in scenario.faults:
             job.strike(fault)
         job.over(len(scenario.faults))
@@ -152,6 +153,7 @@ class LiveJob(LocalRun):
         super().__init__(directory, script, *options(scenario), args=args, OMP_NUM_THREADS="1")
         self.scenario = scenario
         self.num_struck = 0
+        self.began_s = 0.0  # when it was whole for the first time
         self._seen: list[e.Entry] = []
         self._follower: Follower | None = None
 
@@ -220,8 +222,7 @@ class LiveJob(LocalRun):
 
     def strike(self, fault: Fault) -> None:
         """When it is due."""
-        began_s = time.monotonic()
-        self.until(lambda: self.steps() >= fault.at_step and time.monotonic() - began_s >= fault.at_s)
+        self.until(lambda: self.steps() >= fault.at_step and time.monotonic() >= self.began_s + fault.at_s)
         if fault.whole:
             self.until(self.whole)
         self.num_struck += 1
