@@ -25,7 +25,7 @@ OVER = "recovered"
 EXPECTED: dict[str, Expected] = {
     "kill": (
         ("crash", "n1", (("promote-standby", "n1"),), OVER),
-        ("crash", "n2", (("promote-standby", "n2"),), OVER),
+        ("crash", "n0", (("promote-standby", "n0"),), OVER),
     ),
     "hang": (("hang", "n1", (("shrink", "n1"),), OVER),),
     "slow": (("slow", "n1", (("leave-it", "n1"), ("evict-node", "n1")), "it holds no role any more"),),
@@ -35,10 +35,10 @@ EXPECTED: dict[str, Expected] = {
     ),
     "corrupt": (("corrupt", "n1", (("roll-back", "kept state"),), OVER),),
     "together": (
-        ("crash", "n1", (("promote-standby", "n1"),), OVER),
         ("corrupt", "n2", (("roll-back", "kept state"),), OVER),
         ("hang", "n0", (("promote-standby", "n0"),), OVER),
         ("node-lost", "n2", (("promote-standby", "n2"),), OVER),
+        ("crash", "n1", (("promote-standby", "n1"),), OVER),
     ),
 }
 
