@@ -72,6 +72,7 @@ PURE = (
     "src/everstep/control/saved.py",
     "src/everstep/control/seating.py",
     "src/everstep/control/seats.py",
+    "src/everstep/control/slowness.py",
     "src/everstep/control/verdicts.py",
     "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",

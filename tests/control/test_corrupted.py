@@ -7,6 +7,7 @@ from reform_harness import World
 
 from everstep.core import events as e
 from everstep.core.corruption import Corruption
+from everstep.core.decisions import Action
 from everstep.core.formation import Rollback, Stage
 
 PAIR = ("n1/0#0", "n1/1#0")
@@ -52,6 +53,10 @@ def test_who_was_wrong_is_named_once_and_all_go_back() -> None:
     (update,) = of(world, e.IncidentUpdated)
     assert isinstance(update, e.IncidentUpdated)
     assert "all went back to step 15" in update.why and "5 steps are done again" in update.why
+    (decided,) = of(world, e.Decided)
+    assert isinstance(decided, e.Decided) and decided.decision.action is Action.ROLL_BACK
+    reasons = {other.action: other.why for other in decided.decision.alternatives}
+    assert reasons[Action.RETRY] == "what came of its wrong state is in everybody's state by now"
     assert len(of(world, e.IncidentOpened)) == 1 and len(of(world, e.StepResumed)) == 1
     assert world.job.formation == formation and world.job.incident is None
 
@@ -78,6 +83,8 @@ def test_without_a_kept_state_it_says_what_copying_means() -> None:
     tell(world, what, epoch=world.job.formation.epoch, committed=21)
     (update,) = of(world, e.IncidentUpdated)
     assert isinstance(update, e.IncidentUpdated) and "it was copied from a member" in update.why
+    chosen = [record.decision.action for record in of(world, e.Decided) if isinstance(record, e.Decided)]
+    assert chosen == [Action.ROLL_BACK, Action.RETRY], "the second one once nobody had anything to go back to"
 
 
 def test_a_death_at_the_same_time_leads_to_one_formation_more_and_both_are_told() -> None:

@@ -133,7 +133,7 @@ def test_other_members_are_watched_anew() -> None:
     job.run(40)
     job.run(20, only(0))
     job.begin("node1", "node2", "node3", epoch=2)
-    assert job.records[-1] == e.IncidentClosed("S001", "the members changed: watched anew")
+    assert job.records[-1] == e.IncidentClosed("S001", "it holds no role any more")
     job.run(40)
     opened = job.run(20, only(2))[-1]
     assert isinstance(opened, e.IncidentOpened)

@@ -127,7 +127,8 @@ def test_a_job_learns_from_its_incidents() -> None:
     assert saw(e.IncidentOpened("I001", "crash", (), ""), 10) == []
     assert saw(e.WorkerEnded(1, "n1", exit, 10.0), 10) == []
     assert saw(e.Decided("I001", Decision(A.SHRINK, 1.0, "")), 10) == []
-    assert saw(e.IncidentClosed("I001", "recovered", 0.25), 11) == [("shrink", 0.25)]
+    phases = {"detect": 2.0, "form": 0.1}  # how long nobody knew of it is the same whatever is done
+    assert saw(e.IncidentClosed("I001", "recovered", 2.25, phases), 11) == [("shrink", 0.25)]
     seat = Seat("n1/1#1", "n1", "", "")
     assert saw(e.FormationMade(Formation(3, (seat,), False, 0)), 13) == [(PROCESS, 3.0)]
     assert saw(e.FormationMade(Formation(4, (seat,), False, 0)), 14) == []

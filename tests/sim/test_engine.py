@@ -139,7 +139,7 @@ def test_slow_nodes_are_replaced_when_they_last() -> None:
     kept = run({**tree, "strategy": {"preset": "everstep", "actions": ["retry-step"]}})
     replaced = run(tree)
     assert kept.shares["straggler loss"] > 5 * replaced.shares["straggler loss"] > 0
-    assert replaced.incidents["drain"] > 5
+    assert replaced.actions["evict-node"] > 5
 
 
 def test_silent_corruption_goes_back_to_before_it() -> None:

@@ -387,6 +387,8 @@ class Controller:
         if self.job.stage in ACTIVE:
             self._judge(self.watch.tick(now))
         self._settle(now)
+        for made in self.stragglers.due(self.job, now):
+            self.record(made, now) if isinstance(made, e.Decided) else self.feed(made)
         self.feed(e.Ticked())
         for node, directive in self.job.directives.items():
             state = self.job.nodes.get(node)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from everstep.control import seats
+from everstep.control import deciding, seats
 from everstep.control.draft import Draft
 from everstep.control.job import Corrupted
 from everstep.core import events as e
 from everstep.core.corruption import Corruption
+from everstep.core.decisions import Action
 from everstep.core.formation import Rollback
 from everstep.core.types import Blame
 
@@ -38,6 +39,9 @@ def _open(draft: Draft, found: Corruption) -> None:
     incident = draft.job.incident
     assert incident is not None
     draft.set(corrupt=Corrupted(found.epoch, incident.id, found.sure, why))
+    if draft.job.formation is not None:
+        lost_steps = found.step - found.verified if found.verified >= 0 else -1
+        deciding.corrupt(draft, draft.job.formation, lost_steps, len(found.workers))
 
 
 def _name(draft: Draft, found: Corruption, known: Corrupted) -> None:
@@ -69,8 +73,18 @@ def resumed(draft: Draft) -> None:
     """All go on. Without a kept state that is known to be good they do so from what they had."""
     known = draft.job.corrupt
     if known is not None and not known.healed:
+        _without_kept(draft)
         text = "no state is kept of when they were alike: it was copied from a member, with what came of it since"
         _tell(draft, known, (), f"{known.why}; {text}", healed=True)
+
+
+def _without_kept(draft: Draft) -> None:
+    """It was decided otherwise when nobody knew that no node had kept a state of then."""
+    incident, formation = draft.job.incident, draft.job.formation
+    if incident is None or incident.decision is None or formation is None:
+        return
+    if incident.decision.action is Action.ROLL_BACK:
+        deciding.corrupt(draft, formation, -1, len(incident.culprits))
 
 
 def _blames(draft: Draft, found: Corruption) -> tuple[Blame, ...]:

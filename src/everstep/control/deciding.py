@@ -16,13 +16,10 @@ from everstep.control.job import Incident, Job
 from everstep.core import events as e
 from everstep.core.decisions import Action, Decision
 from everstep.core.formation import Formation
+from everstep.plan.barred import HELD, LIVES, of_corrupt, of_dead
 from everstep.plan.costs import NODE
-from everstep.plan.policy import Situation, decide
+from everstep.plan.policy import KEPT, Situation, Tier, decide
 
-BESIDE = "the others go on meanwhile: its place gets a new process beside"
-READY = "a worker waits ready"
-HELD = "a live member holds the newest state: nobody has to stop"
-LIVES = "its process lives"
 IN_VAIN = 3.0  # a wait for a node that nobody ended is thought of as having taken so many times as long
 
 
@@ -44,11 +41,6 @@ def without_standby(draft: Draft, formation: Formation) -> bool:
 
 def _reseat(draft: Draft, incident: Incident, formation: Formation, dead: list[str], ready: int) -> Decision:
     job = draft.job
-    barred = {Action.RESTART: HELD, Action.ROLL_BACK: HELD}
-    if not job.fixed:
-        barred |= {Action.RESPAWN: BESIDE, Action.RESCHEDULE: BESIDE}
-    elif ready >= len(dead):
-        barred |= {Action.RESPAWN: READY, Action.RESCHEDULE: READY}
     situation = _situation(
         job,
         incident,
@@ -59,7 +51,7 @@ def _reseat(draft: Draft, incident: Incident, formation: Formation, dead: list[s
         fixed=job.fixed,
         standbys=ready,
         places=sum(seats.place(worker)[0] in job.nodes and not seats.leaving(job, worker) for worker in dead),
-        barred=barred,
+        barred=of_dead(fixed=job.fixed, filled=ready >= len(dead)),
     )
     return _note(draft, decide(situation, job.costs), about=dead)
 
@@ -83,6 +75,26 @@ def raised(draft: Draft, formation: Formation, again: Sequence[int]) -> None:
         barred=barred,
     )
     _note(draft, decide(situation, draft.job.costs))
+
+
+def corrupt(draft: Draft, formation: Formation, lost_steps: int, failed: int) -> None:
+    """Replicas differ. `lost_steps`: since they were alike; negative: no state is known of then, or kept."""
+    job, incident = draft.job, draft.job.incident
+    assert incident is not None
+    kept = lost_steps >= 0
+    situation = _situation(
+        job,
+        incident,
+        workers=len(formation.seats),
+        failed=failed,
+        places=failed,
+        gone=False,
+        in_steps=True,
+        fixed=job.fixed,
+        tiers=(Tier(KEPT, lost_steps),) if kept else (),
+        barred=of_corrupt(kept=kept),
+    )
+    _note(draft, decide(situation, job.costs))
 
 
 def beside(draft: Draft, why: str) -> None:

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from everstep.control.job import Job
+from everstep.control.slowness import Slowness
 from everstep.core import events as e
 from everstep.core.config import Straggler as Settings
 from everstep.core.types import Blame, EpochPlan, NodeProgress, StacksAsked, Verdict
 from everstep.core.work import StepWork
+from everstep.plan.escalation import LEFT_ROLE
 
 if TYPE_CHECKING:
     from everstep.detect.straggler import Finding, Straggler
@@ -97,6 +100,7 @@ class StragglerWatch:
         self._jitters = False  # it was told
         self._incidents = 0
         self._found_at: dict[str, int] = {}  # node -> verdicts so far
+        self._slowness = Slowness(settings.act)
 
     def adopt(self, entries: Iterable[e.Entry]) -> list[e.Record]:
         """An earlier controller's journal. Its verdicts are closed: what it had learned went with it."""
@@ -117,6 +121,11 @@ class StragglerWatch:
         self._epoch = plan.epoch if plan is not None else 0
         self._places = {rank: place for rank, place in places.items() if rank in acting}
         self._lineup = Lineup(self._places)
+        left = [self._open.pop(place) for place in list(self._open) if place not in self._places.values()]
+        gone = [e.IncidentClosed(slow.incident, LEFT_ROLE) for slow in left]
+        return self._closed([*gone, *self._anew()])
+
+    def _anew(self) -> list[e.IncidentClosed]:
         if self._order.keys() >= set(self._places.values()):
             return []
         self._order = {place: number for number, (_, place) in enumerate(sorted(self._places.items()))}
@@ -136,6 +145,10 @@ class StragglerWatch:
         records = [*itertools.chain(*self._judged(now)), *self._due(now)]
         self._sample(message.node, ask)
         return records
+
+    def due(self, job: Job, now: float) -> list[e.Decided | e.DrainAsked]:
+        """What is decided about slow workers, and follows for the job."""
+        return self._slowness.due(job, now)
 
     def end(self) -> list[e.Record]:
         """The job has ended."""
@@ -221,7 +234,8 @@ class StragglerWatch:
         return self.answer(judged)
 
     def answer(self, judged: e.SlowJudged) -> list[e.Record]:
-        """What is done about a slow worker: it is written down. No action on the job follows from here yet."""
+        """What is done about a slow worker: it is written down, and `control.slowness` decides."""
+        self._slowness.saw(judged)
         return [judged, e.IncidentOpened(judged.incident, "slow", judged.verdict.culprits, judged.verdict.why)]
 
     def _in_words(self, verdict: Verdict, finding: Finding, rank: int, place: Place) -> Verdict:
@@ -240,7 +254,12 @@ class StragglerWatch:
             told, self._jitters = self._jitters, False
             return [e.Alert("jitter", f"over: {finding.why}")] if told else []
         slow = self._open.pop(place, None)
-        return [e.IncidentClosed(slow.incident, f"well again: {finding.why}")] if slow is not None else []
+        return self._closed([e.IncidentClosed(slow.incident, f"well again: {finding.why}")] if slow is not None else [])
+
+    def _closed(self, records: list[e.IncidentClosed]) -> list[e.Record]:
+        for record in records:
+            self._slowness.saw(record)
+        return list(records)
 
     def _count(self, node: str) -> str:
         self._incidents += 1

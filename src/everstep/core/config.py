@@ -60,11 +60,12 @@ class Hang(Group, frozen=True):
 
 
 class Straggler(Group, frozen=True):
-    """Who looks for workers that are slow for their work. What is found is told; nothing is done to the job."""
+    """Who looks for workers that are slow for their work. What is found is told; with `act` a standby replaces it."""
 
     enabled: bool = True
     threshold: Annotated[float, msgspec.Meta(gt=0)] = 0.1  # slow: takes this much longer than usual, as a share
     lasts_s: Seconds = 10.0  # a slow-down that is over sooner is told nobody
+    act: bool = False  # drain a slow worker's place once that is cheaper than to bear it, if a standby waits
 
 
 class Std(enum.IntFlag):

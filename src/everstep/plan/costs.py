@@ -110,7 +110,8 @@ class Costs(msgspec.Struct, frozen=True):
 class Accounts:
     """What each decision cost, from the journal's records: feed every record, get what there is to learn.
 
-    An incident's last decision is charged with its downtime: what was tried before belongs to its price.
+    An incident's last decision is charged with its downtime: what was tried before belongs to its price. The time until
+    the fault was found does not: it is the same whatever is done.
     """
 
     def __init__(self) -> None:
@@ -124,10 +125,10 @@ class Accounts:
         match record:
             case e.Decided(incident, decision):
                 self._chosen[incident] = decision.action
-            case e.IncidentClosed(incident, outcome, downtime_s):
+            case e.IncidentClosed(incident, outcome, downtime_s, phases):
                 action = self._chosen.pop(incident, None)
                 if action is not None and outcome == "recovered" and downtime_s >= 0:
-                    return [(key(action), downtime_s)]
+                    return [(key(action), max(0.0, downtime_s - phases.get("detect", 0.0)))]
             case e.NodeLost():
                 self._lost_at_s.append(now)
             case e.NodeJoined() if self._lost_at_s:

@@ -11,9 +11,11 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from everstep.core.decisions import Action
+from everstep.core.decisions import Action, Alternative, Decision
 from everstep.plan.costs import Costs
-from everstep.plan.policy import ALL, Situation, price, why_not
+from everstep.plan.policy import ALL, Situation, decide, price, why_not
+
+LEFT_ROLE = "it holds no role any more"  # how an incident ends whose slow member was replaced
 
 
 class Rung(msgspec.Struct, frozen=True):
@@ -56,6 +58,31 @@ def bear(climb: Climb, rungs: Sequence[Rung], lost: float) -> tuple[Climb, Rung 
     if climb.taken < len(rungs) and total >= rungs[climb.taken].cost:
         return Climb(climb.taken + 1), rungs[climb.taken]
     return Climb(climb.taken, total), None
+
+
+def watched(situation: Situation, costs: Costs, allowed: Collection[Action] = ALL) -> Decision:
+    """The first decision: nothing is done yet. It says what will be, and when."""
+    rungs = ladder(situation, costs, allowed)
+    why = "nothing that can be done would help"
+    if rungs:
+        first = rungs[0]
+        why = f"{first.action.value} is due once it has cost as much as that: {first.cost:.3g} accelerator-seconds"
+    return _chosen(Action.LEAVE, why, situation, costs, allowed)
+
+
+def climbed(situation: Situation, costs: Costs, rung: Rung, allowed: Collection[Action] = ALL) -> Decision:
+    """A later one: the rung that is due."""
+    why = f"it has cost as much as that would: {rung.cost:.3g} accelerator-seconds"
+    return _chosen(rung.action, why, situation, costs, allowed)
+
+
+def _chosen(action: Action, why: str, situation: Situation, costs: Costs, allowed: Collection[Action]) -> Decision:
+    """With what `decide` weighed: what each would lose if the slow phase lasted as long as they do on average."""
+    best = decide(situation, costs, allowed)
+    weighed = (Alternative(best.action, best.loss_s, best.why), *best.alternatives)
+    mine = next((each for each in weighed if each.action is action), None)
+    others = tuple(each for each in weighed if each is not mine)
+    return Decision(action, mine.loss_s if mine is not None else 0.0, why, situation.target, others)
 
 
 def lost_to(seconds: float, slowdown: float, workers: int) -> float:

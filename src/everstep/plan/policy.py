@@ -20,6 +20,7 @@ TAKE_OVER_SLOWDOWN = 1.5  # of a pipeline in which one worker computes two stage
 FAIL_SLOW_S = 72 * 60.0  # mean length of a slow phase (Greyhound; SYSTEMS section 14)
 PLANNED = ("slow", "drain", "grow")  # kinds in which everybody is alive
 ALL = frozenset(Action)
+KEPT = "kept state"  # the tier, where it is not known yet which one has it
 
 
 class Tier(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ class Preset(msgspec.Struct, frozen=True):
     standbys: int = 0
     slowdown: float = 1.0  # of the whole job, always: what its redundancy costs without a fault
     after_fault: float = 1.0  # of a pipeline that does the work of a dead member too
+    shipped: bool = False  # it is this runtime: `plan.barred`
     in_steps: bool = True  # the processes of survivors live on, and hold the state: `Situation.in_steps`
 
     @property
@@ -68,6 +69,7 @@ PRESETS = {
             Saving(),
             "the priors of plan.costs; state comes from live copies, so that only the interrupted step is made again",
             standbys=1,
+            shipped=True,
         ),
         Preset(
             "restart",

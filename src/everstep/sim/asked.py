@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from everstep.core.decisions import Action, Decision
+from everstep.plan.barred import Bars, of_corrupt, of_dead, of_slow
 from everstep.plan.costs import Costs, Curve
-from everstep.plan.policy import Situation, Tier, decide
+from everstep.plan.policy import KEPT, Situation, Tier, decide, why_not
 from everstep.plan.presets import Preset
 from everstep.sim.books import Books, shape
 from everstep.sim.scenario import Scenario
@@ -54,16 +55,29 @@ class Asked:
         alive = kind in ("drain", "slow")
         standbys = fleet.num_fitting() if kind in ("drain", "node-lost") else len(fleet.standbys)
         spares = standbys if alive or not self.in_steps or Action.PROMOTE not in actions else 0
-        return Situation(
+        made = Situation(
             kind=kind, workers=max(1, fleet.present + (0 if kind == "slow" else failed - places)), failed=failed,
             gone=kind not in ("drain", "slow", "corrupt"), in_steps=self.in_steps, fixed=job.fixed,
             least=max(job.min_nodes, 0 if job.law in ("table", "nodes") else job.min_replicas * fleet.per_replica),
             copies=1 if fleet.replicas > 1 or job.law != "action" else 0, standbys=standbys,
             places=places, spares=spares, replicas=fleet.replicas, hit=hit, stages=stages, micro_batches=micro_batches,
-            redundant=True, tiers=(Tier("saved", lost, saving.load_s),) if progress.every else (),
+            redundant=True, tiers=(Tier(KEPT, lost, saving.load_s),) if progress.every else (),
             step_s=max(self.books.step_s(), 1e-9), slowdown=slowdown,
-            barred=LEFT if kind == "drain" else {},
         )  # fmt: skip
+        return msgspec.structs.replace(made, barred=self._barred(made))
+
+    def _barred(self, s: Situation) -> Bars:
+        """What the shipped runtime would not do either; other systems are as their presets say."""
+        if s.kind == "drain":
+            return LEFT
+        if not self.system.shipped or not s.in_steps or not s.copies:
+            return {}
+        if s.kind == "slow":
+            return of_slow(pipeline=s.stages > 1)
+        if s.kind == "corrupt":
+            return of_corrupt(kept=bool(s.tiers))
+        on = any(not why_not(action, s) for action in (Action.SHRINK, Action.PROMOTE))
+        return of_dead(fixed=s.fixed, filled=s.standbys >= s.failed) if on else {}
 
 
 def by_node(costs: Costs, per_node: int) -> Costs:

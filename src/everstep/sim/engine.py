@@ -194,6 +194,10 @@ class Engine:
         node = fault.node
         if node in self.fleet.out:
             return
+        wait_s = self._early(fault)
+        if wait_s:
+            self.clock.after(wait_s, self._fault, fault)
+            return
         self.got.failed(self.now, 1, fault.kind)
         match fault.kind:
             case "node-lost":
@@ -204,6 +208,15 @@ class Engine:
                 self._corrupt(node, self.books.progress.durable(self.now))
             case _:
                 self._crashed([node], fault.kind, "hang" if fault.kind == "hang" else "crash")
+
+    def _early(self, fault: Fault) -> float:
+        """Seconds after which to look again whether it is due; 0: it is."""
+        steps = fault.at_step - self.books.progress.steps
+        if steps > 0:
+            return max(steps, 0.5) * self.books.full_step_s
+        whole = self.books.phase is Phase.RUN and self.fleet.is_full and not self.books.slow
+        whole = whole and len(self.fleet.standbys) >= self.cluster.standbys
+        return self.books.full_step_s if fault.whole and not whole else 0.0
 
     def _spared(self) -> bool:
         """The downtime of the closed forms: nothing fails in it."""
@@ -223,6 +236,15 @@ class Engine:
         if seats:
             kind = "drain" if alive else "node-lost"
             self._respond(kind, nodes, cause, seats)
+
+    def replace(self, node: int, action: Action) -> None:
+        """All live: it gives its seat up to a standby in a planned change, and is repaired."""
+        self.fleet.lose(node)
+        self.books.slow.pop(node, None)
+        self.say(e.NodeLost(name(node), "", NodeLoss.LEFT))
+        self.clock.after(self.cluster.repair_s, self.back, node)
+        rewire_s = self._fill()
+        self.pause([(Bucket.RECOVERY, self._seconds(action) + rewire_s)])
 
     def _crashed(self, nodes: Sequence[int], cause: str, kind: str = "crash") -> None:
         """Only processes died. Who can only replace nodes does that."""
@@ -332,6 +354,8 @@ class Engine:
 
     def _after(self, incident: Incident, action: Action, down_s: float) -> None:
         detect_s = 0.0 if incident.alive else self.strategy.detect_s
+        if incident.kind == "hang":
+            detect_s = self.strategy.hang_detect_s or detect_s
         incident.detected_s = detect_s
         if self.strategy.meanwhile and self.books.can_run():
             self._saves_soon()

@@ -91,10 +91,16 @@ class Failures(Group, frozen=True):
 
 
 class Fault(Group, frozen=True):
-    """One [[faults]]: something that goes wrong once, at a moment. `everstep sim --full` plays it on whole machines."""
+    """One [[faults]]: something that goes wrong once, at a moment. `everstep sim --full` plays it on whole machines.
+
+    `whole`: and not before what struck earlier is over, every role is taken and every standby waits. So what is decided
+    does not hang on how soon after the last fault this one comes.
+    """
 
     kind: Literal["kill", "hang", "node-lost", "slow", "corrupt"]
-    at_s: Seconds
+    at_s: Seconds = 0.0
+    at_step: Count = 0  # and when the job has made so many
+    whole: bool = False
     node: Count = 0
     local_rank: Count = 0
     slowdown: Factor = 1.34
@@ -112,6 +118,7 @@ class Strategy(Group, frozen=True):
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
+    hang_detect_s: Seconds = 0.0  # of a hang, instead
     slow_detect_s: Seconds = 60.0
     silent_detect_s: Seconds = 3600.0
     loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only

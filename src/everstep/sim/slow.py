@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from everstep.core import events as e
 from everstep.core.decisions import Action
 from everstep.core.types import Blame
-from everstep.plan.escalation import Rung, ladder
+from everstep.plan.escalation import LEFT_ROLE, Rung, climbed, ladder, watched
+from everstep.plan.policy import Situation
+from everstep.sim.asked import scaled
 from everstep.sim.books import Phase
 from everstep.sim.chance import Stream
 
@@ -60,16 +64,29 @@ class SlowNodes:
             blame = (Blame(-1, f"n{node}", "slow"),)
             engine.say(e.IncidentOpened(f"i{number}", "slow", blame, f"{engine.books.slow[node]:.2f} times slower"))
             self.incidents[phase] = f"i{number}", engine.now
+            self._decided(node, phase, None)
             self._plan(node, phase, 0)
 
     def _plan(self, node: int, phase: int, taken: int) -> None:
         engine = self.engine
         slowdown = engine.books.slow[node]
-        situation = engine.asked.situation("slow", [engine.fleet.seat_of(node)], 0, slowdown)
+        situation = self._situation(node)
         rungs = ladder(situation, engine.asked.costs, engine.system.actions)
         if taken < len(rungs) and slowdown > 1:
             due_s = rungs[taken].cost / (situation.workers * (1 - 1 / slowdown))
             engine.clock.after(due_s, self._climb, node, phase, taken, rungs[taken])
+
+    def _situation(self, node: int) -> Situation:
+        engine = self.engine
+        made = engine.asked.situation("slow", [engine.fleet.seat_of(node)], 0, engine.books.slow[node])
+        return msgspec.structs.replace(made, target=f"n{node}")
+
+    def _decided(self, node: int, phase: int, rung: Rung | None) -> None:
+        """None: nothing is done yet."""
+        engine, situation = self.engine, self._situation(node)
+        costs, actions = engine.asked.costs, engine.system.actions
+        made = climbed(situation, costs, rung, actions) if rung else watched(situation, costs, actions)
+        engine.say(e.Decided(self.incidents[phase][0], scaled(made, engine.asked.per_node)))
 
     def _climb(self, node: int, phase: int, taken: int, rung: Rung) -> None:
         engine = self.engine
@@ -80,11 +97,16 @@ class SlowNodes:
             engine.clock.after(LATER_S, self._climb, node, phase, taken, rung)
             return
         engine.settle()
+        engine.got.actions[rung.action] += 1
+        self._decided(node, phase, rung)
         if rung.action is Action.REROUTE:
-            engine.got.actions[rung.action] += 1
             engine.books.slow[node] = 1 / (1 - rung.residual)
             engine.books.changed()
             self._plan(node, phase, taken + 1)
         else:
+            if needs_standby and engine.fleet.fits(engine.fleet.seat_of(node)) >= 0:
+                self._close(phase, LEFT_ROLE)
+                engine.replace(node, rung.action)
+                return
             self._close(phase, "recovered")
             engine.take_out([node], "slow", engine.cluster.repair_s, alive=True)

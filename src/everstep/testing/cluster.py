@@ -205,7 +205,7 @@ class SimController:
         else:
             self.cluster.truth.faults += 1
             blame = Blame(worker.rank, worker.agent.name, "hang")
-            unknown = worker.session is not None and self.cluster.rng.random() < 0.1
+            unknown = worker.session is not None and not self.cluster.certain and self.cluster.rng.random() < 0.1
             self.feed(e.HangJudged(worker.epoch, Verdict("hang", () if unknown else (blame,), "no step")))
 
     def _waits(self, worker: SimWorker) -> bool:
@@ -231,11 +231,13 @@ class Cluster:
         with_sessions: bool = False,
         fixed: bool = False,
         restartable: bool = False,
+        certain: bool = False,
     ) -> None:
         self.rng = rng
         self.spec = spec
         self.clock = VirtualClock()
         self.lines = lines
+        self.certain = certain  # the detector knows who hangs, and nothing was learned before
         self.tracing = lines is not None
         self.with_sessions = with_sessions
         self.fixed = fixed  # the number of members may not change
@@ -253,13 +255,14 @@ class Cluster:
         self.one_bug = False  # every error of the script is the same one
         self.breaks_change = False  # the next planned change of formations costs somebody's life
         self.quiet = False  # no faults any more
+        self.compares = False  # replicas compare their states with each vote
         self.listener: Callable[[float, e.Record], None] | None = None  # hears the machine's records
         self.controller = SimController(self)
         self._costs(random.Random(f"costs {rng.getstate()[1][:4]}"))
 
     def _costs(self, chance: random.Random) -> None:
         """Some jobs have learned costs with which the policy chooses the other way."""
-        if chance.random() < 0.3:
+        if not self.certain and chance.random() < 0.3:
             pairs = (("restart-workers", "node"), ("promote-standby", "grow"), ("grow", "process"))
             slow, quick = chance.choice(pairs)
             for what, seconds in ((slow, 1000.0), (quick, 0.0)):

@@ -186,9 +186,16 @@ class Formations:
             gone = not session.worker.can_step or session.stage is Session.LEFT or session.completed
             require(fenced or gone, f"formation {new.epoch} leaves {name} out, which lives")
         cause = any(name not in names or not self._alive(job.epoch, name) for name in holders)
+        cause = cause or self._differ(job, former)
         require(self._failed(job, new, former) or cause, f"formation {new.epoch} aborts without a cause")
         kept = [name for name in holders if name in names]
         require(kept, f"formation {new.epoch} seats nobody who was in it before")
+
+    def _differ(self, job: Job, former: list[Formation]) -> bool:
+        """Whether replicas were found to, in what this formation follows."""
+        members = [self.cluster.rounds.session(job.epoch, seat.worker) for f in former for seat in f.seats]
+        found = [session.corrupt.epoch for session in members if session.corrupt is not None]
+        return any(formation.epoch in found for formation in former)
 
     def _planned(self, before: Job, job: Job, old: Formation, new: Formation) -> None:
         for seat in old.seats:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from everstep.control import sweep
 from everstep.control.journal import read
@@ -42,7 +42,7 @@ class LocalRun:
         self.echo = False  # set it to see the output instead of keeping it
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> LocalRun:
+    def __enter__(self) -> Self:
         with self.output.open("wb") as file:
             out = None if self.echo else file
             # A session of its own: a signal to its process group reaches the job and not the test.

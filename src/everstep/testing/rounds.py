@@ -73,7 +73,7 @@ class Rounds:
                 session.feed(protocol.Stood(epoch, stands))  # type: ignore[arg-type]
             case "gradients":
                 finite = self.finite.setdefault(key, rng.random() < 0.95)
-                session.feed(protocol.Reduced(epoch, finite, self.cluster.vaults.wish()))
+                session.feed(protocol.Reduced(epoch, finite, self.cluster.vaults.wish(), session.says()))
             case _:
                 votes = tuple(said[m.worker.name] for m in members)
                 session.feed(protocol.Voted(epoch, votes))  # type: ignore[arg-type]

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from everstep.core.corruption import Corruption
 from everstep.core.formation import Formation, SessionReport, Stage
 from everstep.core.saves import Saves
 from everstep.core.types import ExitCause
+from everstep.detect.corrupt import odd
 from everstep.train import commit, protocol
 from everstep.train.resolve import Stand
 
@@ -33,10 +35,12 @@ class SimSession:
         "cluster",
         "committed_s",
         "completed",
+        "corrupt",
         "deaf",
         "entered",
         "failed_s",
         "failure",
+        "flipped",
         "gap_s",
         "heard_s",
         "history",
@@ -68,6 +72,8 @@ class SimSession:
         self.saves = Saves()
         self.failure = ""  # what its function raised, until it is in the next formation
         self.failed_s = 0.0
+        self.flipped = False  # a bit of its state is another one than its replicas'
+        self.corrupt: Corruption | None = None  # that it found last
         self.spoiled = False  # its function raises in every formation: only another process helps
         self.spoke_s = self.heard_s = 0.0  # when the last message either way arrives
         self.deaf = self.cluster.rng.random() < 0.5  # when it hangs, no thread of it runs
@@ -132,6 +138,7 @@ class SimSession:
             failure=self.failure,
             rollbacks=member.stand.rollbacks,
             saves=self.saves,
+            corrupt=self.corrupt,
         )
         self.spoke_s = max(self.spoke_s, self.cluster.clock.now_s + self.cluster.rng.uniform(0.001, 0.008))
         self.cluster.clock.at(self.spoke_s, agent.spoke, self.worker, report)
@@ -216,6 +223,8 @@ class SimSession:
                 rounds.serve(self, epoch, roles)
             case protocol.Ready(epoch, step):
                 self.main(self._ready, epoch, step)
+            case protocol.Doubt():
+                self._doubt(command)
             case protocol.Leave():
                 self.main(self._leave)
             case protocol.Fenced(epoch):
@@ -224,6 +233,21 @@ class SimSession:
                 self.main(
                     self.worker.fail, f"{floor} steps were committed, and nobody here holds more than {committed}"
                 )
+
+    def says(self) -> protocol.Said:
+        """With its vote: what its state is, where states are compared."""
+        if not self.cluster.compares:
+            return protocol.NOTHING_SAID
+        return protocol.Said(check=True, mark=(2 if self.flipped else 1) if self.member.check else 0)
+
+    def _doubt(self, doubt: protocol.Doubt) -> None:
+        formation = self.member.formation
+        found = odd([vote.said.mark for vote in doubt.votes], self.member.shards)
+        assert found is not None and formation is not None
+        workers = tuple(formation.seats[role].worker for role in found.roles)
+        verified = self.member.stand.verified
+        self.corrupt = Corruption(doubt.epoch, doubt.step, workers, found.sure, verified=verified)
+        self.tell()
 
     def _prepare(self, formation: Formation) -> None:
         """A dead peer can never be reached, a stopped one once it runs again."""
@@ -250,7 +274,7 @@ class SimSession:
         node = member.formation.seats[place].node if place >= 0 else ""
         history = self.cluster.vaults.read(node, goal.committed, goal.commit_epoch, shard)
         if history is not None:
-            self.history, self.saves = history, Saves()
+            self.history, self.saves, self.flipped = history, Saves(), False
         self.feed(protocol.Restored(command.epoch, history is not None, hash(history)))
 
     def _enter(self, epoch: int, stand: Stand, round_: int) -> None:
@@ -266,7 +290,7 @@ class SimSession:
         if not commit.acts_in(self.member, epoch):
             return
         if self.member.phase is commit.Phase.FETCHING:
-            self.history, self.incoming = history, None
+            self.history, self.incoming, self.flipped = history, None, False
             self.feed(protocol.Fetched(epoch))
         else:
             self.incoming = (epoch, history)
