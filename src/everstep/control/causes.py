@@ -15,7 +15,6 @@ from everstep.core.types import Blame, StacksTaken, Verdict
 
 KEPT = 8  # incidents whose late evidence still counts
 SURE = 0.5  # below this confidence nothing is said
-SLOW = "slow"  # the kind of an incident in which nobody ends: how a worker ended is another incident's cause
 
 
 class Case(msgspec.Struct):
@@ -41,17 +40,17 @@ class Causes:
             case e.WorkerEnded(rank, _, exit) if exit.failed:
                 self.ended[rank] = exit.message
                 for case in self.cases.values():
-                    if not case.closed and case.kind != SLOW:
+                    if not case.closed and case.kind not in e.WATCHED:
                         case.messages[rank] = exit.message
             case e.IncidentOpened(incident, kind, culprits):
-                self.cases[incident] = Case(kind, culprits, {} if kind == SLOW else dict(self.ended), {})
+                self.cases[incident] = Case(kind, culprits, {} if kind in e.WATCHED else dict(self.ended), {})
                 for old in list(self.cases)[:-KEPT]:
                     del self.cases[old]
             case e.IncidentUpdated(incident, culprits) if culprits and incident in self.cases:
                 self.cases[incident].culprits = culprits
             case e.IncidentClosed(incident) if incident in self.cases:
                 self.cases[incident].closed = True
-                if self.cases[incident].kind != SLOW:
+                if self.cases[incident].kind not in e.WATCHED:
                     self.ended.clear()
                 return self._judge(incident)
         return []

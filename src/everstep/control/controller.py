@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from everstep.control import drain, lifecycle, roles, saved
+from everstep.control.anomalies import AnomalyWatch
 from everstep.control.causes import Causes
 from everstep.control.evidence import Evidence
 from everstep.control.following import followed
@@ -84,6 +85,7 @@ class Controller:
         self.causes = Causes()
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
+        self.anomalies = AnomalyWatch()
         self.acting: frozenset[int] = frozenset()  # ranks whose progress counts
         self.patience = Patience()
         self.events: deque[e.Input] = deque()
@@ -107,7 +109,7 @@ class Controller:
         replayed = replay(self.spec, entries)
         self.job = replayed.job
         self._new_epoch()
-        for record in (*replayed.missing, *self.stragglers.adopt(entries)):
+        for record in (*replayed.missing, *self.stragglers.adopt(entries), *self.anomalies.adopt(entries, self.job)):
             self.record(record, self.clock.now())
         if not replayed.term:
             self.feed(e.JobSubmitted(self.spec))
@@ -163,7 +165,7 @@ class Controller:
         elif isinstance(record, e.WorkerEnded):
             self.counted = fallback.saw_end(self.counted, record.exit)
         elif isinstance(record, e.JobEnded):
-            self._record_all(self.stragglers.end(), now)
+            self._record_all((*self.stragglers.end(), *self.anomalies.end()), now)
         elif isinstance(record, e.NodeLost) and record.node in self.links:
             self.links[record.node].close("this node was lost to the job")
 
@@ -173,7 +175,7 @@ class Controller:
 
     def _opened(self, incident: e.IncidentOpened, now: float) -> None:
         """Time how fast the survivors are told, and ask the culprits' nodes for evidence."""
-        if incident.kind == "slow":  # nobody stops, and nobody ends
+        if incident.kind in e.WATCHED:
             return
         first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
         if incident.kind not in SAID:
@@ -290,6 +292,7 @@ class Controller:
 
     def _accept(self, report: NodeReport, now: float) -> None:
         self.feed(e.NodeReported(report))
+        self._record_all(self.anomalies.saw(report, self.job), now)
         if report.node not in self.greeted:  # its silence is over only when it hears what it is to do
             self.greeted.add(report.node)
             directive = self.job.directives.get(report.node)

@@ -23,6 +23,7 @@ ADVICE = {
     "exit-code": "The last lines of its log are in {evidence}.",
     "hang": "Read where it hangs in {evidence}.",
     "slow": "Where it spends its time: {evidence}. Look at {node}: other programs, clocks, temperature, disk.",
+    "anomaly": "Look at the metrics around that step, and at what data it read; go back to a save if they stay.",
     "node-lost": "Check {node}: power, network, kernel log. It may join again by itself.",
     "incomplete": "The script returned before its work was done: look at its last log lines.",
     "step-fell-back": "Let the script load its newest checkpoint when it starts.",
