@@ -24,6 +24,7 @@ class Case(msgspec.Struct):
     culprits: tuple[Blame, ...]
     messages: dict[int, str]  # by rank
     tails: dict[int, str]
+    kernels: dict[str, str]  # by node
     closed: bool = False
     told: Verdict | None = None
 
@@ -43,7 +44,7 @@ class Causes:
                     if not case.closed and case.kind not in e.WATCHED:
                         case.messages[rank] = exit.message
             case e.IncidentOpened(incident, kind, culprits):
-                self.cases[incident] = Case(kind, culprits, {} if kind in e.WATCHED else dict(self.ended), {})
+                self.cases[incident] = Case(kind, culprits, {} if kind in e.WATCHED else dict(self.ended), {}, {})
                 for old in list(self.cases)[:-KEPT]:
                     del self.cases[old]
             case e.IncidentUpdated(incident, culprits) if culprits and incident in self.cases:
@@ -56,11 +57,13 @@ class Causes:
         return []
 
     def read(self, taken: StacksTaken) -> list[e.CauseFound]:
-        """Last log lines of workers of a known incident."""
+        """Last log lines of workers of a known incident, and of their kernels."""
         case = self.cases.get(taken.incident)
         if case is None:
             return []
-        case.tails |= taken.log_tails
+        case.tails |= {rank: text for rank, text in taken.log_tails.items() if rank >= 0}
+        if -1 in taken.log_tails:
+            case.kernels[taken.node] = taken.log_tails[-1]
         return self._judge(taken.incident) if case.closed else []
 
     def _judge(self, incident: str) -> list[e.CauseFound]:
@@ -86,7 +89,8 @@ def _classified(case: Case) -> Verdict | None:
 
 
 def _words(case: Case) -> Sequence[tuple[int, str, str]]:
-    """Rank, node, and last lines of each culprit, its error message last."""
+    """Rank, node, and last lines of each culprit, its error message last; rank -1: what its node's kernel said."""
     ranks = {b.rank: b.node for b in case.culprits if b.rank >= 0}
     texts = {rank: f"{case.tails.get(rank, '')}\n{case.messages.get(rank, '')}".strip() for rank in ranks}
-    return [(rank, node, texts[rank]) for rank, node in ranks.items() if texts[rank]]
+    kernels = [(-1, node, text) for node, text in case.kernels.items() if node in {b.node for b in case.culprits}]
+    return [*((rank, node, texts[rank]) for rank, node in ranks.items() if texts[rank]), *kernels]

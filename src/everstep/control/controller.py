@@ -24,8 +24,8 @@ import msgspec
 
 from everstep.control import drain, lifecycle, roles, saved
 from everstep.control.anomalies import AnomalyWatch
-from everstep.control.causes import Causes
 from everstep.control.evidence import Evidence
+from everstep.control.findings import Findings
 from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
@@ -82,7 +82,7 @@ class Controller:
         self.accounts = Accounts()
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
-        self.causes = Causes()
+        self.findings = Findings()
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
         self.anomalies = AnomalyWatch()
@@ -154,7 +154,7 @@ class Controller:
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):
             self.record(closed, now)
-        for found in self.causes.saw(record):
+        for found in self.findings.saw(record, now):
             self.record(found, now)
         for what, seconds in self.accounts.saw(record, now):
             self.feed(e.CostLearned(what, seconds))
@@ -367,7 +367,7 @@ class Controller:
             files = self.evidence.write(taken.incident, taken)
             if files:
                 self.record(e.EvidenceSaved(taken.incident, files), now)
-            for found in self.causes.read(taken):
+            for found in self.findings.read(taken):
                 self.record(found, now)
         elif taken.epoch == self.job.epoch and self.job.stage in ACTIVE:
             self.evidence.keep(taken)

@@ -265,10 +265,12 @@ class EvidenceSaved(Event, frozen=True):
 
 
 class CauseFound(Event, frozen=True):
-    """What the first cause of an incident wrote has a known meaning: the class is the culprit's `cause`."""
+    """What the first cause of an incident wrote has a known meaning: the class is the culprit's `cause`. Where several
+    detectors know of the incident: their verdicts as one, and each with the role it played (see detect.fuse)."""
 
     incident: str
     verdict: Verdict
+    evidence: tuple[tuple[str, Verdict], ...] = ()
 
 
 class SurvivorsTold(Event, frozen=True):
@@ -314,6 +316,7 @@ class Alert(Event, frozen=True):
 
     kind: str
     text: str
+    node: str = ""  # that it is about, if it is about one
 
 
 class JobEnded(Event, frozen=True):

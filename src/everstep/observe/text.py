@@ -103,7 +103,10 @@ def incident_lines(incident: IncidentSummary) -> list[str]:
 
 
 def _by_log(why: str, cause: Verdict) -> str:
-    """The class of the first cause, and the line that gave it away unless that was said already."""
+    """The class of the first cause, and the line that gave it away unless that was said already; or what several
+    detectors came to together."""
+    if cause.kind != "log" or not cause.culprits:
+        return f"taken together: {cause.kind}, {who(cause.culprits)} ({cause.confidence:.0%} sure): {cause.why}"
     blame = cause.culprits[0]
     quoted = "" if blame.detail in why else f": {blame.detail}"
     return f"its log: {blame.cause} ({cause.confidence:.0%} sure){quoted}"
@@ -125,7 +128,7 @@ def _cost(incident: IncidentSummary) -> str:
 def advise(incident: IncidentSummary) -> str:
     """One sentence on what to do; empty when there is nothing to do."""
     first = incident.culprits[0] if incident.culprits else Blame(-1, "", "")
-    said = incident.cause.culprits[0].cause if incident.cause is not None else ""
+    said = incident.cause.culprits[0].cause if incident.cause is not None and incident.cause.culprits else ""
     template = ADVICE_BY_CLASS.get(said) or ADVICE.get(first.cause) or ADVICE.get(incident.kind) or ""
     evidence = _evidence(incident, first.rank)
     return template.format(node=first.node or "its node", rank=first.rank, evidence=evidence) if template else ""
