@@ -38,6 +38,7 @@ from everstep.control.straggling import StragglerWatch
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
+from everstep.control.unlike import UnlikeWatch
 from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.control.watch import HangWatch, Outcome
 from everstep.core import events as e
@@ -86,6 +87,7 @@ class Controller:
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
         self.anomalies = AnomalyWatch()
+        self.unlike = UnlikeWatch()
         self.acting: frozenset[int] = frozenset()  # ranks whose progress counts
         self.patience = Patience()
         self.events: deque[e.Input] = deque()
@@ -343,6 +345,7 @@ class Controller:
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
             self._record_all(self.stragglers.saw(message, now, self._send), now)
+            self._record_all(self.unlike.saw(message, self.job, now), now)
 
     def _compare(self, seen: e.StepsSeen, now: float) -> None:
         """A step counter that fell back after a restart is told at once."""
