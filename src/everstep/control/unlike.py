@@ -95,22 +95,20 @@ class UnlikeWatch:
 
     def _load(self) -> None:
         try:
-            importlib.import_module("numpy")
-            self._module = importlib.import_module(DETECTOR)
+            module = importlib.import_module(DETECTOR)
+            module.sample_of(())  # this is what imports numpy
+            self._module = module
         except ImportError:  # a controller without numpy: the watch over slow workers says so
             return
 
     def _sample(self) -> list[e.Record]:
-        import numpy as np
-
         if max(Counter(self._groups).values()) < self._module.LEAST_PEERS:
             return []
         if self._detector is None:
             options = self._module.Options(window=WINDOW, continuity=CONTINUITY, least=LEAST)
             self._detector = self._module.Similarity(METRICS, self._groups, options)
-        sample = np.full((len(METRICS), len(self._order)), np.nan)
-        for node, workers in self._newest.items():
-            sample[:, self._order[node]] = self._of(workers)
+        told = [self._of(self._newest.get(node, ())) for node in self._order]
+        sample = self._module.sample_of(list(zip(*told, strict=True)))
         self._newest.clear()  # who says nothing until the next sample is not known
         verdict = self._module.verdict_of(self._detector.saw(sample), list(self._order))
         if verdict is None:
