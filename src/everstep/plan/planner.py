@@ -108,6 +108,9 @@ def check(q: Question) -> None:
     for name, number in (("mtbf", q.mttf_s), ("state-bytes", q.state_bytes), ("step-s", q.step_s), *rates):
         if not (0 < number < math.inf):
             raise UsageError(f"--{name}: must be above 0, and finite")
+    for name, stall_s in (("stall-s", q.stall_s), ("disk-stall-s", q.disk_stall_s)):
+        if not (0 <= stall_s < math.inf or stall_s == -1):
+            raise UsageError(f"--{name} {stall_s:g}: must be 0 or more seconds; leave it out when nobody measured it")
     for name, part in (("together", q.together), ("process-part", q.process_part)):
         if not 0 <= part < 1:
             raise UsageError(f"--{name} {part:g}: must be from 0 to below 1")
@@ -317,11 +320,10 @@ class _Model:
 
     def restart(self) -> float:
         """Instead: all is stopped after each failure and loads from disk, saved at the optimum for that."""
-        period_s = (
-            max(optimal_period_s(self.q.mttf_s, self.stall_s), self.least_s(1)) if self.stall_s else self.least_s(1)
-        )
+        cost_s = self.stall_s + self.disk_stall_s  # a save to disk costs it what it costs the recommended way
+        period_s = max(optimal_period_s(self.q.mttf_s, cost_s), self.least_s(1)) if cost_s else self.least_s(1)
         down_s = self.doubt * self.costs.seconds(Action.RESTART, self.q.gpus) + self.load_s[1]
-        return _efficiency(period_s, self.q.mttf_s, self.stall_s, down_s)
+        return _efficiency(period_s, self.q.mttf_s, cost_s, down_s)
 
     # Words ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from everstep.core.errors import UsageError
 from everstep.sim.chance import Chance
 from everstep.sim.schedule import MAKERS, After, Kind, Op, Schedule
 
+MOST_PASSES = 1_000_000  # a step of so many is played in about ten seconds
+
 Key = tuple[Kind, int, int]  # of an op: kind, stage, micro-batch
 
 
@@ -171,6 +173,11 @@ class Pipeline(Group, frozen=True):
     def played(self, micro_batches: int) -> Played:
         if self.schedule not in MAKERS:
             raise UsageError(f"job.pipeline.schedule = {self.schedule!r}: there are {', '.join(MAKERS)}")
+        if self.stages * micro_batches > MOST_PASSES:
+            raise UsageError(
+                f"job.pipeline: {self.stages} stages x {micro_batches} micro-batches are more than the {MOST_PASSES} "
+                "that are played one by one"
+            )
         times = Times(self.forward_s, self.backward_s, self.send_s)
         return play(MAKERS[self.schedule](self.stages, micro_batches), times)
 
