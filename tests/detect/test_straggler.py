@@ -169,6 +169,15 @@ def test_nobody_known_teaches_nothing() -> None:
     assert [f.member for f in found] == [1]
 
 
+def test_who_is_seen_late_is_measured_by_the_others() -> None:
+    work = healthy(8, 80)
+    work[:40, 3] = np.nan
+    work[:, 3] *= 1.6
+    found = watch(work)
+    assert essence(found) == [("slow", 3, "compute", 55, False)]
+    assert found[0].slowdown == pytest.approx(0.6, abs=0.12)
+
+
 def test_a_new_process_in_a_place_begins_anew() -> None:
     """Its successors on the same node are as slow: that is usual there, unless the score condemns it."""
     work_s = healthy(4, 300)

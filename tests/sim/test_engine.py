@@ -169,3 +169,24 @@ def test_weibull_of_a_low_shape_fails_early(shape: float, expected: float) -> No
     tree["failures"] = [{"kind": "weibull", "rate": 20.0, "shape": shape}]
     tree["cluster"] = {"nodes": 2000, "repair_s": 1e9}
     assert run(tree).failures == pytest.approx(2000 * expected, abs=4 * math.sqrt(2000 * expected * (1 - expected)))
+
+
+def test_waiting_for_a_node_that_is_here_still_takes_a_start() -> None:
+    """A standby is so dear that the policy waits for another node; the one that waits takes the seat at once."""
+    tree = restarting(86400.0, 30)
+    tree["cluster"]["repair_s"] = 600.0
+    tree["strategy"] = {"preset": "trainmover", "seconds": {"promote-standby": 9999, "process": 77.0}}
+    result = run(tree)
+    assert result.actions["reschedule"] > 10
+    assert result.down_s["median"] == pytest.approx(77.0)
+
+
+def test_a_stage_without_any_replica_waits() -> None:
+    """Nodes 0 and 2 are the first stages of both replicas: nobody is left to re-route to."""
+    lost = [{"kind": "node-lost", "at_s": 1000.0 + n, "node": n} for n in (0, 2)]
+    tree = {"days": 1, "cluster": {"nodes": 4, "repair_s": 3600.0}, "faults": lost}
+    tree |= {"job": {"replicas": 2, "stages": 2, "micro_batches": 8, "step_s": 10.0}}
+    tree |= {"strategy": {"actions": ["re-route-micro-batches", "grow", "restart-workers"]}}
+    result = run(tree)
+    assert result.actions["re-route-micro-batches"] >= 1
+    assert result.shares["waiting for capacity"] * 86400 > 3000

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from everstep.core.config import Count, Group, Positive, PositiveSeconds, Seconds
 from everstep.core.errors import UsageError
+from everstep.plan.closed import ring_all_reduce_s
 from everstep.sim.chance import Chance
 from everstep.sim.schedule import MAKERS, After, Kind, Op, Schedule
 
@@ -147,10 +148,10 @@ def play(schedule: Schedule, times: Times, chance: Chance | None = None) -> Play
 
 
 def all_reduce_s(size_bytes: float, members: int, bandwidth: float, latency_s: float = 0.0) -> float:
-    """Ring: 2 (n - 1) messages of a part each; `bandwidth` in bytes a second of every link."""
+    """Ring: the closed form, and the latency of its 2 (n - 1) messages."""
     if members < 2 or not size_bytes:
         return 0.0
-    return 2 * (members - 1) * (size_bytes / members / bandwidth + latency_s)
+    return ring_all_reduce_s(size_bytes, bandwidth, members) + 2 * (members - 1) * latency_s
 
 
 class Pipeline(Group, frozen=True):
