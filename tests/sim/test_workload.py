@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from everstep.core.errors import UsageError
 from everstep.detect import critical
+from everstep.detect.critical import Op as Kind
 from everstep.plan.closed import bubble_1f1b, ring_all_reduce_s
-from everstep.sim.schedule import MAKERS, Kind, Op, Schedule, gpipe, one_f_one_b, varuna
+from everstep.sim.schedule import MAKERS, Op, Schedule, gpipe, one_f_one_b, varuna
 from everstep.sim.workload import Pipeline, Times, all_reduce_s, play
 
 ORDERS = sorted((Path(__file__).parent / "data/varuna").iterdir())

@@ -16,8 +16,8 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from everstep.control.journal import read
 from everstep.cli.fold import folded
+from everstep.control.journal import read
 from everstep.core.config import size_of
 from everstep.core.errors import UsageError
 from everstep.core.events import CostLearned
@@ -134,8 +134,8 @@ def render(found: Recommendation) -> str:
     """The recommendation for a terminal."""
     q = found.question
     lines = [
-        f"{_count(q.gpus, 'GPU')} on {_count(q.nodes, 'node')}, a failure every {span(q.mttf_s)}, {size(q.state_bytes)} of state, "
-        f"steps of {span(q.step_s)}",
+        f"{_count(q.gpus, 'GPU')} on {_count(q.nodes, 'node')}, a failure every {span(q.mttf_s)}, "
+        f"{size(q.state_bytes)} of state, steps of {span(q.step_s)}",
         "",
         f"ETTR      {found.ettr:.4f} expected, {found.low:.4f} to {found.high:.4f} in 9 of 10 cases; closed form "
         f"{found.closed:.4f}",

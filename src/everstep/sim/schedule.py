@@ -1,8 +1,8 @@
 """Who computes what in which order: a pipeline's schedule as data, (kind, stage, micro-batch, worker).
 
 Orders and kinds are those of `detect.critical`, whose longest path says who may be slow without anybody waiting; here
-time runs through them, with chance, memory and orders that change while a stage waits. Varuna's order (EuroSys'22, section 4) comes
-from its rule: in equal slots every stage takes what it has in the order backward, recompute, forward.
+time runs through them, with chance, memory and orders that change while a stage waits. Varuna's order (EuroSys'22,
+section 4) comes from its rule: in equal slots every stage takes what it has in the order backward, recompute, forward.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from everstep.core.config import Count, Group, Positive, PositiveSeconds, Seconds
 from everstep.core.errors import UsageError
+from everstep.detect.critical import Op as Kind
 from everstep.plan.closed import ring_all_reduce_s
 from everstep.sim.chance import Chance
-from everstep.sim.schedule import MAKERS, After, Kind, Op, Schedule
+from everstep.sim.schedule import MAKERS, After, Op, Schedule
 
 MOST_PASSES = 1_000_000  # a step of so many is played in about ten seconds
 
