@@ -190,3 +190,31 @@ def test_a_stage_without_any_replica_waits() -> None:
     result = run(tree)
     assert result.actions["re-route-micro-batches"] >= 1
     assert result.shares["waiting for capacity"] * 86400 > 3000
+
+
+def test_a_slow_member_s_work_that_others_take_over_is_no_loss() -> None:
+    """1.5 times slower for a day: of four members the job loses a third, or 1 - 3.667 / 4 once peers help."""
+    tree = {"days": 1, "cluster": {"nodes": 4}, "job": {"replicas": 4, "step_s": 10.0}}
+    tree["faults"] = [{"kind": "slow", "at_s": 0.0, "node": 1, "slowdown": 1.5, "lasts_s": 1e6}]
+    lost = [
+        run({**tree, "strategy": {"actions": actions}}).shares["straggler loss"]
+        for actions in (["leave-it"], ["leave-it", "re-route-micro-batches"])
+    ]
+    assert lost == [pytest.approx(1 / 3, abs=0.01), pytest.approx(1 - 3.667 / 4, abs=0.01)]
+
+
+def test_losses_are_in_accelerator_seconds() -> None:
+    def loss_s(per_node: int) -> float:
+        tree = {"days": 1, "cluster": {"nodes": 4, "accelerators_per_node": per_node}}
+        tree |= {"faults": [{"kind": "kill", "at_s": 100.0, "node": 1}]}
+        tree |= {"strategy": {"preset": "restart", "seconds": {"restart-workers": 50.0}}}
+        told: list[float] = []
+        Engine(
+            build(tree, "test"),
+            random.Random(1),
+            lambda at_s, epoch, event: told.append(event.decision.loss_s) if isinstance(event, e.Decided) else None,
+        ).run()
+        assert len(told) == 1
+        return told[0]
+
+    assert loss_s(8) == pytest.approx(8 * loss_s(1)) and loss_s(1) >= 4 * 50
