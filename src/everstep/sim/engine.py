@@ -214,7 +214,7 @@ class Engine:
         steps = fault.at_step - self.books.progress.steps
         if steps > 0:
             return max(steps, 0.5) * self.books.full_step_s
-        whole = self.books.phase is Phase.RUN and self.fleet.is_full and not self.books.slow
+        whole = self.books.phase is Phase.RUN and not self.fleet.missing and not self.books.slow
         whole = whole and len(self.fleet.standbys) >= self.cluster.standbys
         return self.books.full_step_s if fault.whole and not whole else 0.0
 
