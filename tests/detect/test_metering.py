@@ -36,6 +36,7 @@ def test_an_ordinary_run_says_nothing() -> None:
             "epoch": step // 500,
             "tokens_per_s": 1000 * chance.random() if step % 100 else 1e7,
             "policy_loss": chance.gauss(0, 1) * (100 if step % 50 == 0 else 1),
+            "value_loss": -0.1 if step < 50 else 2.0 if step % 50 == 0 else 0.02,
             "val_loss": 2.0 if step % 100 == 0 else math.nan,
         }
         meter.saw(step, values)
