@@ -6,6 +6,8 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 MOST=4
+# Most of the time goes into starting some thousand processes: what they import is compiled once, whatever is set here.
+export PYTHONDONTWRITEBYTECODE=
 colour=$([[ -t 1 ]] && echo yes || echo no)
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT

@@ -8,6 +8,7 @@ apart from what else runs on the machine.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -29,6 +30,15 @@ SEGMENTS_GONE_WITHIN_S = 15.0  # another worker of pytest has tests as well, whi
 GONE_WITHIN_S = 2.0  # workers must be gone within 2 s of their agent's death, so a test may end that much earlier
 # Helpers of Python's multiprocessing live as long as pytest does.
 EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+# Imports keep nearly all they make: collecting garbage meanwhile, and looking through torch ever after, finds nothing.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -51,7 +51,9 @@ SLEEPS = {
 PURE = (
     "src/everstep/detect/",
     "src/everstep/plan/",
+    "src/everstep/control/anomalies.py",
     "src/everstep/control/causes.py",
+    "src/everstep/control/findings.py",
     "src/everstep/sim/",
     "src/everstep/control/changes.py",
     "src/everstep/control/corrupted.py",

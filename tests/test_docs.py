@@ -145,3 +145,15 @@ def test_commands_are_split() -> None:
     ]  # fmt: skip
     with pytest.raises(AssertionError, match="no such command"):
         check_everstep(["fly"])
+
+
+BRAIN = [block for language in ("python", "bash") for block in blocks(language) if block.page.name == "brain.md"]
+
+
+@pytest.mark.parametrize("block", BRAIN, ids=lambda block: block.where)
+def test_examples_of_the_brain_run(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    if block.language == "python":
+        exec(compile(block.text, str(block.page), "exec"), {})
+    else:
+        assert [main.main(words[1:]) for words in commands(block.text) if words] == [0] * len(block.text.splitlines())

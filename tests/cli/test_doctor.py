@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def test_a_node_examined_beside_others(tmp_path: Path, well: None, capsys: pytes
         ({"folder": Path("/nowhere")}, "no such folder"),
         ({"baseline": Path("/nowhere")}, "--baseline"),
         ({"at": "a b"}, "--at"),
+        ({"nodes": 0}, "--nodes 0: must be at least 1"),
+        ({"slow": math.nan}, "--slow nan: must be above 0, and 1 at most"),
+        ({"seconds": -1.0}, "--seconds -1"),
+        ({"wait": 0.0}, "--wait 0"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments: dict[str, object], said: str, well: None) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from everstep.cli.fold import fold
 from everstep.cli.main import main
 from everstep.cli.plan import percent, seconds_of, span
 from everstep.control.journal import Journal
@@ -47,10 +52,26 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("more", "said"), [
     (["--mtbf", "3 years"], "expected a time as in 30m, 3h, 2d"), (["--mtbf", "0"], "--mtbf: must be above 0"),
     (["--replicas", "3"], "does not divide"), (["--node-failures", "0"], "must be above 0"),
+    (["--stall-s", "nan"], "--stall-s nan: must be 0 or more"), (["--disk-stall-s=-5"], "--disk-stall-s -5"),
     (["--copy-rate", "fast"], "expected a size"), (["--gpus-per-node", "0"], "--gpus-per-node 0")])  # fmt: skip
 def test_what_it_refuses(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, *more]) == ExitCode.USAGE
     assert said in capsys.readouterr().err
+
+
+def test_whoever_has_read_enough_closes_the_pipe() -> None:
+    """As `everstep plan ... | head -1` does: no traceback, and the exit code that shells expect."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "everstep", *JOB], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_lines_are_folded_below_what_they_belong_to() -> None:
+    assert fold("one\nwhen      a node is lost: wait a while", 10, 30) == (
+        "one\nwhen      a node is lost: wait\n          a while"
+    )
 
 
 def test_times() -> None:

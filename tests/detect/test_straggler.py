@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from everstep.core.types import Blame
 from everstep.core.work import StepWork
 from everstep.detect.straggler import Finding, Straggler, Work
+from everstep.detect.usual import Usual
 
 Floats = NDArray[np.float64]
 SERIES = Path(__file__).parent / "data"
@@ -167,6 +168,28 @@ def test_nobody_known_teaches_nothing() -> None:
     times[60:, 1] *= 1.5
     found = [f for step in range(100) for f in detector.saw(40 + step, Work.plain(times[step]))]
     assert [f.member for f in found] == [1]
+
+
+def test_who_may_have_become_slow_is_followed_less() -> None:
+    """Else a small shift is usual before it is judged."""
+    moved = []
+    for doubt in (0.0, 1.0):
+        usual = Usual((1, 4), horizon=64, floor=0.01)
+        usual.begin(np.ones((16, 1, 4)))
+        values, healthy = np.array([[1.0, 1.0, 1.0, 1.5]]), np.ones(4, dtype=bool)
+        excess, own = usual.excess(values, healthy)
+        usual.learn(excess, own, np.broadcast_to(healthy, excess.shape), np.full((1, 4), doubt))
+        moved.append(usual.distance[0, 3])
+    assert moved[1] == pytest.approx(moved[0] / 2) and moved[0] > 0
+
+
+def test_who_is_seen_late_is_measured_by_the_others() -> None:
+    work = healthy(8, 80)
+    work[:40, 3] = np.nan
+    work[:, 3] *= 1.6
+    found = watch(work)
+    assert essence(found) == [("slow", 3, "compute", 55, False)]
+    assert found[0].slowdown == pytest.approx(0.6, abs=0.12)
 
 
 def test_a_new_process_in_a_place_begins_anew() -> None:

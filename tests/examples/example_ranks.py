@@ -1,6 +1,6 @@
 """Runs an example script as the ranks of one world, without a launcher: for tests of the scripts themselves.
 
-Each rank is a real process, forked from multiprocessing's fork server, which has imported torch once; a store
+Each rank is a real process, forked from a fork server, which has imported torch once; a store
 process binds port 0, so no port is picked and released.
 """
 
@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 40.0
-
-
-def context() -> ForkServerContext:
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"])
-    os.environ["OMP_NUM_THREADS"] = "1"  # read at the import of torch: a process with threads must not fork
-    return made
 
 
 def serve_store(pipe: Connection) -> None:
@@ -51,7 +45,7 @@ class Ranks:
     """The processes of one attempt. `output(rank)` is what a rank has printed so far."""
 
     def __init__(self, folder: Path, script: str, args: list[str], world: int) -> None:
-        made = context()
+        made = warm.context()
         folder.mkdir(parents=True, exist_ok=True)
         self.outputs = [folder / f"rank{rank}.txt" for rank in range(world)]
         ours, theirs = made.Pipe()

@@ -7,12 +7,11 @@ order: where sums are involved, weights after a few steps may differ by TOLERANC
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TOLERANCE = 1e-5  # measured: 9e-7
@@ -21,8 +20,7 @@ NOTICED_S = 0.2  # measured: 0.01; the machine may be busy
 
 def run(script: str, *args: object) -> list[dict[str, Any]]:
     """The lines that its ranks printed."""
-    command = [sys.executable, "-W", "error::FutureWarning", str(SCRIPTS / script), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = warm.run(SCRIPTS / script, *args, timeout_s=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -16,7 +16,7 @@ from everstep.core.errors import ExitCode
 
 pytestmark = pytest.mark.timeout(150)  # each takes less than 20 s on a quiet machine
 
-ENDLESS = 5000  # steps of a job that is stopped when all has been seen
+ENDLESS = 5000  # steps of a job that is stopped when all has been seen; slow ones, so that others get the cores
 FOUR = ("--nproc-per-node", "4")
 TWO_NODES = ("--nnodes", "1:2", "--local-nodes", "2", "--nproc-per-node", "2")
 SPARE = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "1", "--standbys", "1")
@@ -26,7 +26,7 @@ SOON_S = 3.0  # a quiet machine needs a step and 50 ms; a learned limit takes lo
 
 
 def steps(count: int, *more: str) -> tuple[str, ...]:
-    return ("--steps", str(count), "--pause", "0.005", *more)
+    return ("--steps", str(count), "--pause", "0.02" if count == ENDLESS else "0.005", *more)
 
 
 def outcomes(run: SessionRun) -> list[str]:

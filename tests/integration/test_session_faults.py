@@ -31,7 +31,7 @@ from everstep.testing.local import LocalRun
 
 pytestmark = pytest.mark.timeout(150)  # each takes less than 20 s on a quiet machine
 
-ENDLESS = 5000  # steps of a job that is stopped when all has been seen
+ENDLESS = 5000  # steps of a job that is stopped when all has been seen; slow ones, so that others get the cores
 FOUR = ("--nproc-per-node", "4")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 ELSEWHERE = "00000000-0000-4000-8000-00000000000e"
@@ -39,7 +39,7 @@ ELSEWHERE = "00000000-0000-4000-8000-00000000000e"
 
 def steps(count: int, *more: str, faults: Sequence[str] = ()) -> tuple[str, ...]:
     given = [word for fault in faults for word in ("--fault", fault)]
-    return ("--steps", str(count), "--pause", "0.005", *more, *given)
+    return ("--steps", str(count), "--pause", "0.02" if count == ENDLESS else "0.005", *more, *given)
 
 
 def outcomes(run: SessionRun) -> list[str]:

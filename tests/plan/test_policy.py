@@ -40,6 +40,13 @@ def test_a_dead_member() -> None:
     assert chosen(places=1, restarts_left=0) is A.STOP
 
 
+def test_a_job_is_never_given_up_because_going_on_is_dear() -> None:
+    dear = Costs().saw(A.RESTART, 1e7)
+    decision = decide(Situation(kind="crash", workers=64, places=1), dear)
+    assert decision.action is A.RESTART
+    assert next(other.loss_s for other in decision.alternatives if other.action is A.STOP) < decision.loss_s
+
+
 def test_a_process_that_lives_on() -> None:
     raised = {"kind": "exception", "gone": False, "in_steps": True, "fixed": True, "places": 1}
     assert chosen(raised) is A.RETRY

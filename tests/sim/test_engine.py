@@ -169,3 +169,52 @@ def test_weibull_of_a_low_shape_fails_early(shape: float, expected: float) -> No
     tree["failures"] = [{"kind": "weibull", "rate": 20.0, "shape": shape}]
     tree["cluster"] = {"nodes": 2000, "repair_s": 1e9}
     assert run(tree).failures == pytest.approx(2000 * expected, abs=4 * math.sqrt(2000 * expected * (1 - expected)))
+
+
+def test_waiting_for_a_node_that_is_here_still_takes_a_start() -> None:
+    """A standby is so dear that the policy waits for another node; the one that waits takes the seat at once."""
+    tree = restarting(86400.0, 30)
+    tree["cluster"]["repair_s"] = 600.0
+    tree["strategy"] = {"preset": "trainmover", "seconds": {"promote-standby": 9999, "process": 77.0}}
+    result = run(tree)
+    assert result.actions["reschedule"] > 10
+    assert result.down_s["median"] == pytest.approx(77.0)
+
+
+def test_a_stage_without_any_replica_waits() -> None:
+    """Nodes 0 and 2 are the first stages of both replicas: nobody is left to re-route to."""
+    lost = [{"kind": "node-lost", "at_s": 1000.0 + n, "node": n} for n in (0, 2)]
+    tree = {"days": 1, "cluster": {"nodes": 4, "repair_s": 3600.0}, "faults": lost}
+    tree |= {"job": {"replicas": 2, "stages": 2, "micro_batches": 8, "step_s": 10.0}}
+    tree |= {"strategy": {"actions": ["re-route-micro-batches", "grow", "restart-workers"]}}
+    result = run(tree)
+    assert result.actions["re-route-micro-batches"] >= 1
+    assert result.shares["waiting for capacity"] * 86400 > 3000
+
+
+def test_a_slow_member_s_work_that_others_take_over_is_no_loss() -> None:
+    """1.5 times slower for a day: of four members the job loses a third, or 1 - 3.667 / 4 once peers help."""
+    tree = {"days": 1, "cluster": {"nodes": 4}, "job": {"replicas": 4, "step_s": 10.0}}
+    tree["faults"] = [{"kind": "slow", "at_s": 0.0, "node": 1, "slowdown": 1.5, "lasts_s": 1e6}]
+    lost = [
+        run({**tree, "strategy": {"actions": actions}}).shares["straggler loss"]
+        for actions in (["leave-it"], ["leave-it", "re-route-micro-batches"])
+    ]
+    assert lost == [pytest.approx(1 / 3, abs=0.01), pytest.approx(1 - 3.667 / 4, abs=0.01)]
+
+
+def test_losses_are_in_accelerator_seconds() -> None:
+    def loss_s(per_node: int) -> float:
+        tree = {"days": 1, "cluster": {"nodes": 4, "accelerators_per_node": per_node}}
+        tree |= {"faults": [{"kind": "kill", "at_s": 100.0, "node": 1}]}
+        tree |= {"strategy": {"preset": "restart", "seconds": {"restart-workers": 50.0}}}
+        told: list[float] = []
+        Engine(
+            build(tree, "test"),
+            random.Random(1),
+            lambda at_s, epoch, event: told.append(event.decision.loss_s) if isinstance(event, e.Decided) else None,
+        ).run()
+        assert len(told) == 1
+        return told[0]
+
+    assert loss_s(8) == pytest.approx(8 * loss_s(1)) and loss_s(1) >= 4 * 50

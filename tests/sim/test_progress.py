@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from everstep.sim.arrivals import Aging
 from everstep.sim.chance import exponential, weibull
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Pace, Progress
+from everstep.sim.scenario import Cluster, Failures
 
 PACE = Pace(2.0, 16.0)
 
@@ -91,4 +94,23 @@ def test_only_switches_bring_spares_of_other_slices() -> None:
         assert fleet.fits(1) == expected
         fleet.back(1)
         fleet.fill()
-        assert fleet.is_full and fleet.seat_of(1 if not optical else 9) == 1
+        assert not fleet.missing and fleet.seat_of(1 if not optical else 9) == 1
+
+
+def test_a_slice_takes_its_own_spare() -> None:
+    fleet = Fleet(8, 0, replicas=2, per_slice=4)
+    for node in (1, 5, 6):
+        fleet.lose(node)
+    fleet.back(6)
+    assert (fleet.fits(1), fleet.fits(5)) == (-1, 6)
+
+
+def test_a_repaired_node_does_not_fail_when_its_old_part_would_have() -> None:
+    planned: list[tuple[float, int]] = []
+    spec, fleet = Failures(kind="weibull", rate=1000.0, shape=2.0), Fleet(1, 0, replicas=1)
+    ages = Aging(spec, Cluster(), fleet, random.Random(3), lambda at_s, node: planned.append((at_s, node)))
+    ages.begin(0.0)
+    old_s = planned[0][0]
+    ages.renewed(0, old_s - 1.0)
+    new_s = planned[1][0]
+    assert new_s > old_s and ages.victims(0, old_s) == [] and ages.victims(0, new_s) == [0]

@@ -41,6 +41,10 @@ rate = 200
         ("days = 1\n[strategy]\npreset = 'hope'", "strategy.preset = 'hope': there are everstep"),
         ("days = 1\n[strategy]\nseconds = { hope = 1 }", "strategy.seconds.hope: there are"),
         ("days = ", "not valid TOML"),
+        ("days = inf", "days = inf: expected a finite number"),
+        ("days = 1\n[[failures]]\nkind = 'exponential'\nrate = inf", "failures[0].rate = inf"),
+        ("days = 1\n[strategy]\nafter_fault = nan", "strategy.after_fault = nan"),
+        ("days = 1\nseed = -1", "seed: expected `int` >= 0"),
     ],
 )
 def test_errors_name_the_key(text: str, said: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.core.errors import UsageError
+from everstep.detect import critical
+from everstep.detect.critical import Op as Kind
 from everstep.plan.closed import bubble_1f1b, ring_all_reduce_s
-from everstep.sim.schedule import MAKERS, Kind, Op, Schedule, gpipe, one_f_one_b, varuna
+from everstep.sim.schedule import MAKERS, Op, Schedule, gpipe, one_f_one_b, varuna
 from everstep.sim.workload import Pipeline, Times, all_reduce_s, play
 
 ORDERS = sorted((Path(__file__).parent / "data/varuna").iterdir())
@@ -92,3 +97,22 @@ def test_the_detectors_longest_path_is_as_long(name: str) -> None:
         line = critical.timeline(theirs(stages, micro_batches), seconds, 0.1)
         played = play(ours(stages, micro_batches), Times(1.0, 2.0, 0.1, slow=slow))
         assert played.makespan_s == pytest.approx(line.step_s)
+
+
+@pytest.mark.parametrize("orders", [critical.one_f_one_b, critical.gpipe])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (4, 2), (4, 8)])
+def test_time_that_runs_ends_where_the_critical_path_does(
+    orders: Callable[[int, int], critical.Schedule], stages: int, micro_batches: int
+) -> None:
+    """Two ways to the same step: events here, the longest path in the detectors."""
+    ours = one_f_one_b if orders is critical.one_f_one_b else partial(gpipe, recompute=False)
+    seconds = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.5, Kind.UPDATE: 0.0}
+    path = critical.timeline(orders(stages, micro_batches), lambda task, _: seconds[task.op], transfer_s=0.25)
+    played = play(ours(stages, micro_batches), Times(1.0, 2.5, 0.25))
+    assert played.makespan_s == pytest.approx(path.step_s)
+    assert played.busy_s[0] == pytest.approx(path.busy_s(0))
+
+
+def test_more_passes_than_can_be_played_are_refused() -> None:
+    with pytest.raises(UsageError, match="16 stages x 100000000 micro-batches"):
+        Pipeline(stages=16, micro_batches=10**8).played(10**8)

@@ -7,7 +7,6 @@ with World(tmp_path, 2, "waiting", "100") as world:
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import select
 import signal
@@ -17,13 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import restart_member
+import warm
 
 from everstep.core import wire
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 
 DEADLINE_S = 60.0
-WARM = multiprocessing.get_context("forkserver")  # has torch imported, as the zygote of an agent
-WARM.set_forkserver_preload(["restart_member"])
 
 
 class Process:
@@ -35,7 +33,7 @@ class Process:
         self._path = directory / f"out-{place}-{life}.txt"
         self.socket, theirs = socket.socketpair()
         with theirs:
-            self.process = WARM.Process(
+            self.process = warm.context().Process(  # has torch imported, as the zygote of an agent
                 target=restart_member.run, args=(self.worker, theirs, str(directory), str(self._path), *args)
             )
             self.process.start()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,11 @@ from torch import nn
 
 import everstep
 from everstep.control import procfs
+from everstep.core.saves import Tier
+from everstep.probe import boot
 from everstep.state.disk import Checkpoints
-from everstep.train.keeping import SaveFailed
+from everstep.train.keeping import Keeping, SaveFailed
+from everstep.train.saving import Saving
 
 DATA = torch.randn(60, 8, generator=torch.Generator().manual_seed(3))
 
@@ -215,3 +219,27 @@ def test_what_means_nothing_is_refused() -> None:
     for wrong in ({"every": -1}, {"overhead": 0}, {"keep": 0}, {"copies": 0}):
         with pytest.raises(ValueError):
             everstep.Saving("x", **wrong)  # type: ignore[arg-type]
+
+
+def test_who_asks_from_outside_gets_one_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member hears of it in its own time: the first one's vote counts, unless that one dies before."""
+    asked, wishes = 1, list[Tier]()
+    monkeypatch.setattr(boot, "save_asked", lambda: asked)
+    members = [Keeping(Saving(Path("checkpoints")), {}) for _ in range(2)]
+    for role, member in enumerate(members):
+        member._position = SimpleNamespace(role=role, committed=4, commit_epoch=1, keep=Tier.DISK)  # type: ignore[assignment]
+        member._snapshots = SimpleNamespace(  # type: ignore[assignment]
+            ask=wishes.append, wish=lambda role, step: Tier.NOTHING, committed=lambda *_: None
+        )
+    asked = 2
+    for member in members:
+        member.wish()
+        member.wish()
+    assert wishes == [Tier.DISK]
+    members[1].committed()
+    members[1]._position.role = 0  # type: ignore[misc, union-attr]
+    members[1].wish()
+    assert wishes == [Tier.DISK]
+    asked = 3
+    members[1].wish()
+    assert wishes == [Tier.DISK] * 2

@@ -70,6 +70,11 @@ def doctor(
         seconds: how long each ring runs.
         wait: seconds for all to come.
     """
+    if nodes < 1:
+        raise UsageError(f"--nodes {nodes}: must be at least 1")
+    for flag, value, most in (("--slow", slow, 1.0), ("--seconds", seconds, 3600.0), ("--wait", wait, 86400.0)):
+        if not 0 < value <= most:
+            raise UsageError(f"{flag} {value:g}: must be above 0, and {most:g} at most")
     bars = health.Bars(slow=slow)
     earlier = _baseline(baseline) if baseline else None
     if not at:

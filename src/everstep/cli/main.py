@@ -98,10 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """What the `everstep` program calls; its return value is the exit status."""
     _open_standard_streams()
     try:
-        return int(dispatch(list(sys.argv[1:] if arguments is None else arguments)))
+        code = int(dispatch(list(sys.argv[1:] if arguments is None else arguments)))
+        sys.stdout.flush()
+        return code
     except EverstepError as error:
         print(f"everstep: error: {error}", file=sys.stderr)
         return int(error.code)
+    except BrokenPipeError:  # `everstep ... | head`: whoever read this has enough, and is owed no traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered still goes nowhere, silently
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("everstep: SIGINT: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

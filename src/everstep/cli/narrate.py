@@ -60,7 +60,7 @@ class Narrator:
             case e.IncidentClosed(incident, "recovered", downtime_s):
                 lost = f"{downtime_s * 1e3:.0f} ms without a step" if downtime_s >= 0 else "no step before it"
                 return f"incident {incident}: recovered, {lost}"
-            case e.IncidentClosed(incident, outcome) if self.kinds.get(incident) == "slow":
+            case e.IncidentClosed(incident, outcome) if self.kinds.get(incident) in e.WATCHED:
                 return f"incident {incident}: {outcome}"
             case e.WorkerEnded(rank, node, exit) if exit.cause is ExitCause.OK and exit.message:
                 return f"rank {rank} on {node}: {exit.message}"

@@ -11,9 +11,12 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
+from everstep.cli.fold import folded
 from everstep.control.journal import read
 from everstep.core.config import size_of
 from everstep.core.errors import UsageError
@@ -23,6 +26,8 @@ from everstep.plan.costs import Costs
 from everstep.plan.planner import Question, Recommendation, TierPlan, recommend
 
 UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+INDENT = 10  # of what belongs to the word at the begin of a line
+Silent = Parameter(show_default=False)  # the help's text says it better
 DEFAULTS = Question(gpus=1, mttf_s=1.0, state_bytes=1.0, step_s=1.0)
 
 
@@ -31,20 +36,20 @@ def plan(
     gpus: int,
     state_bytes: str,
     step_s: float,
-    mtbf: str = "",
+    mtbf: Annotated[str, Silent] = "",
     node_failures: float = 0.0065,
     gpus_per_node: int = DEFAULTS.gpus_per_node,
     replicas: int = DEFAULTS.replicas,
     copy_rate: str = "20G",
     network_rate: str = "20G",
     disk_rate: str = "50G",
-    stall_s: float = DEFAULTS.stall_s,
-    disk_stall_s: float = DEFAULTS.disk_stall_s,
+    stall_s: Annotated[float, Silent] = DEFAULTS.stall_s,
+    disk_stall_s: Annotated[float, Silent] = DEFAULTS.disk_stall_s,
     together: float = DEFAULTS.together,
-    process_part: float = DEFAULTS.process_part,
+    process_part: Annotated[float, Silent] = DEFAULTS.process_part,
     seen: int = DEFAULTS.seen,
     run: Path | None = None,
-    json: bool = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
     plot: Path | None = None,
 ) -> int:
     """Recommend tiers, intervals, copies, standbys and strategy for a job, with the expected ETTR.
@@ -63,7 +68,7 @@ def plan(
         stall_s: seconds that a save adds to the steps, as measured (default: as long as the copy takes).
         disk_stall_s: seconds that writing it to disk adds besides (default: as much again).
         together: part of the lost nodes that take another one with them.
-        process_part: part of the failures after which the node is fit; 63 of 419 in Llama 3.
+        process_part: part of the failures after which the node is fit (default: 63 of 419, as in Llama 3).
         seen: failures on which the mean time rests, for the range.
         run: folder of a job whose incidents tell what actions take here (default: published times).
         json: print JSON.
@@ -93,7 +98,7 @@ def plan(
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     else:
-        print(render(found))
+        print(folded(render(found), INDENT))
     if plot is not None:
         from everstep.cli.plan_plot import draw
 
@@ -129,8 +134,8 @@ def render(found: Recommendation) -> str:
     """The recommendation for a terminal."""
     q = found.question
     lines = [
-        f"{q.gpus} GPUs on {q.nodes} nodes, a failure every {span(q.mttf_s)}, {size(q.state_bytes)} of state, "
-        f"steps of {span(q.step_s)}",
+        f"{_count(q.gpus, 'GPU')} on {_count(q.nodes, 'node')}, a failure every {span(q.mttf_s)}, "
+        f"{size(q.state_bytes)} of state, steps of {span(q.step_s)}",
         "",
         f"ETTR      {found.ettr:.4f} expected, {found.low:.4f} to {found.high:.4f} in 9 of 10 cases; closed form "
         f"{found.closed:.4f}",

@@ -69,7 +69,7 @@ def _ettr(axes: Any, found: list[Recommendation]) -> None:
     axes.plot(at, [1 - r.closed for r in found], color=INK, linewidth=1.6, linestyle=":", label="closed form")
     axes.plot(at, [1 - r.restart for r in found], color=ORANGE, linewidth=2.0, linestyle="--", label="stop and restart")
     axes.set_yscale("log")
-    axes.set_ylabel("part of the time lost\n(1 - ETTR)")
+    axes.set_ylabel("part of the time lost\n(1 - ETTR, without standbys)")
     axes.legend(loc="upper right", frameon=False)
 
 
@@ -87,7 +87,9 @@ def _intervals(axes: Any, found: list[Recommendation]) -> None:
             )
     axes.set_yscale("log")
     axes.set_ylabel("seconds between saves")
-    axes.legend(loc="upper left", frameon=False)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend above the curves
+    axes.legend(loc="upper left", frameon=False, ncols=2)
 
 
 def _standbys(axes: Any, found: list[Recommendation]) -> None:

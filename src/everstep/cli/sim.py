@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import App, Parameter
 
+from everstep.cli.fold import folded
 from everstep.core.errors import UsageError
 from everstep.core.events import AnyEvent
 
@@ -222,7 +223,9 @@ def simulate(case: Case, journal: Path | None = None, label: str = "") -> Any:
     from everstep.control.journal import Journal
 
     if journal.exists():
-        raise UsageError(f"{journal}: exists already")
+        raise UsageError(f"--journal {journal}: exists already")
+    if not journal.absolute().parent.is_dir():
+        raise UsageError(f"--journal {journal}: there is no folder {journal.absolute().parent}")
     with Journal.open(journal, scenario.job.name) as book:
 
         def sink(at_s: float, epoch: int, event: AnyEvent) -> None:
@@ -233,9 +236,10 @@ def simulate(case: Case, journal: Path | None = None, label: str = "") -> Any:
 
 def _print(label: str, result: Any) -> None:
     days = f"{result.wall_s / 86400:.4g} days on {result.accelerators} accelerators"
-    print(f"{label}: goodput {result.goodput:.2%} of {days}")
+    lines = [f"{label}: goodput {result.goodput:.2%} of {days}"]
     shares = (f"{name} {share:.2%}" for name, share in result.shares.items() if share >= 0.00005)
-    print(f"  time: {', '.join(shares)}")
+    lines.append(f"  time: {', '.join(shares)}")
     counts = ", ".join(f"{name} {count}" for name, count in result.actions.items()) or "nothing"
     down = f"; down: median {result.down_s['median']:.3g} s, p99 {result.down_s['p99']:.3g} s" if result.down_s else ""
-    print(f"  failures {result.failures}, answered by {counts}; steps redone {result.steps_redone}{down}")
+    lines.append(f"  failures {result.failures}, answered by {counts}; steps redone {result.steps_redone}{down}")
+    print(folded("\n".join(lines), 4))

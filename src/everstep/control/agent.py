@@ -27,6 +27,7 @@ import msgspec
 from everstep.control import node as n
 from everstep.control import sockets, sweep
 from everstep.control.crew import Crew
+from everstep.control.kernel import KernelLog
 from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, SpawnRequest, Warm
 from everstep.control.oom import OomWatch
 from everstep.control.output import Console, Tail
@@ -80,6 +81,7 @@ class Agent:
             exit_s=self.config.hang.exit_s,
         )
         self.oom = OomWatch()
+        self.kernel = KernelLog(self.config.logs.kernel)
         self.spawner: Spawner = self._make_spawner()
         self.preflight = Preflight(options, self.place.zygote_env(), self._examined)
         self.tail = Tail(console)
@@ -305,7 +307,7 @@ class Agent:
 
     async def _answer_stacks(self, crew: Crew, asked: StacksAsked) -> None:
         try:
-            taken = await take_stacks(crew, asked, self.options.node)
+            taken = await take_stacks(crew, asked, self.options.node, self.kernel)
         except OSError as error:  # one that is just going: evidence is not worth a node
             print(f"everstep: the stacks of {self.options.node}'s workers were not taken: {error}", file=sys.stderr)
             return
@@ -403,6 +405,7 @@ class Agent:
         await self.tail.close()
         await self.spawner.close()
         self.listener.close()
+        self.kernel.close()
         if self.link is not None:
             self.link.close()
             await self.link.drained()

@@ -15,7 +15,6 @@ from everstep.core.types import Blame, StacksTaken, Verdict
 
 KEPT = 8  # incidents whose late evidence still counts
 SURE = 0.5  # below this confidence nothing is said
-SLOW = "slow"  # the kind of an incident in which nobody ends: how a worker ended is another incident's cause
 
 
 class Case(msgspec.Struct):
@@ -25,6 +24,7 @@ class Case(msgspec.Struct):
     culprits: tuple[Blame, ...]
     messages: dict[int, str]  # by rank
     tails: dict[int, str]
+    kernels: dict[str, str]  # by node
     closed: bool = False
     told: Verdict | None = None
 
@@ -41,27 +41,29 @@ class Causes:
             case e.WorkerEnded(rank, _, exit) if exit.failed:
                 self.ended[rank] = exit.message
                 for case in self.cases.values():
-                    if not case.closed and case.kind != SLOW:
+                    if not case.closed and case.kind not in e.WATCHED:
                         case.messages[rank] = exit.message
             case e.IncidentOpened(incident, kind, culprits):
-                self.cases[incident] = Case(kind, culprits, {} if kind == SLOW else dict(self.ended), {})
+                self.cases[incident] = Case(kind, culprits, {} if kind in e.WATCHED else dict(self.ended), {}, {})
                 for old in list(self.cases)[:-KEPT]:
                     del self.cases[old]
             case e.IncidentUpdated(incident, culprits) if culprits and incident in self.cases:
                 self.cases[incident].culprits = culprits
             case e.IncidentClosed(incident) if incident in self.cases:
                 self.cases[incident].closed = True
-                if self.cases[incident].kind != SLOW:
+                if self.cases[incident].kind not in e.WATCHED:
                     self.ended.clear()
                 return self._judge(incident)
         return []
 
     def read(self, taken: StacksTaken) -> list[e.CauseFound]:
-        """Last log lines of workers of a known incident."""
+        """Last log lines of workers of a known incident, and of their kernels."""
         case = self.cases.get(taken.incident)
         if case is None:
             return []
-        case.tails |= taken.log_tails
+        case.tails |= {rank: text for rank, text in taken.log_tails.items() if rank >= 0}
+        if -1 in taken.log_tails:
+            case.kernels[taken.node] = taken.log_tails[-1]
         return self._judge(taken.incident) if case.closed else []
 
     def _judge(self, incident: str) -> list[e.CauseFound]:
@@ -87,7 +89,8 @@ def _classified(case: Case) -> Verdict | None:
 
 
 def _words(case: Case) -> Sequence[tuple[int, str, str]]:
-    """Rank, node, and last lines of each culprit, its error message last."""
+    """Rank, node, and last lines of each culprit, its error message last; rank -1: what its node's kernel said."""
     ranks = {b.rank: b.node for b in case.culprits if b.rank >= 0}
     texts = {rank: f"{case.tails.get(rank, '')}\n{case.messages.get(rank, '')}".strip() for rank in ranks}
-    return [(rank, node, texts[rank]) for rank, node in ranks.items() if texts[rank]]
+    kernels = [(-1, node, text) for node, text in case.kernels.items() if node in {b.node for b in case.culprits}]
+    return [*((rank, node, texts[rank]) for rank, node in ranks.items() if texts[rank]), *kernels]

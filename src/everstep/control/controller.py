@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 
 from everstep.control import drain, lifecycle, roles, saved
-from everstep.control.causes import Causes
+from everstep.control.anomalies import AnomalyWatch
 from everstep.control.evidence import Evidence
+from everstep.control.findings import Findings
 from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError, read
@@ -37,6 +38,7 @@ from everstep.control.straggling import StragglerWatch
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
+from everstep.control.unlike import UnlikeWatch
 from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.control.watch import HangWatch, Outcome
 from everstep.core import events as e
@@ -81,9 +83,11 @@ class Controller:
         self.accounts = Accounts()
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
-        self.causes = Causes()
+        self.findings = Findings()
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
+        self.anomalies = AnomalyWatch()
+        self.unlike = UnlikeWatch()
         self.acting: frozenset[int] = frozenset()  # ranks whose progress counts
         self.patience = Patience()
         self.events: deque[e.Input] = deque()
@@ -107,7 +111,7 @@ class Controller:
         replayed = replay(self.spec, entries)
         self.job = replayed.job
         self._new_epoch()
-        for record in (*replayed.missing, *self.stragglers.adopt(entries)):
+        for record in (*replayed.missing, *self.stragglers.adopt(entries), *self.anomalies.adopt(entries, self.job)):
             self.record(record, self.clock.now())
         if not replayed.term:
             self.feed(e.JobSubmitted(self.spec))
@@ -152,7 +156,7 @@ class Controller:
         self.journal.append(record, now, self.clock.wall(), self.job.epoch)
         for closed in self.recovery.saw(record, now):
             self.record(closed, now)
-        for found in self.causes.saw(record):
+        for found in self.findings.saw(record, now):
             self.record(found, now)
         for what, seconds in self.accounts.saw(record, now):
             self.feed(e.CostLearned(what, seconds))
@@ -163,7 +167,7 @@ class Controller:
         elif isinstance(record, e.WorkerEnded):
             self.counted = fallback.saw_end(self.counted, record.exit)
         elif isinstance(record, e.JobEnded):
-            self._record_all(self.stragglers.end(), now)
+            self._record_all((*self.stragglers.end(), *self.anomalies.end()), now)
         elif isinstance(record, e.NodeLost) and record.node in self.links:
             self.links[record.node].close("this node was lost to the job")
 
@@ -173,7 +177,7 @@ class Controller:
 
     def _opened(self, incident: e.IncidentOpened, now: float) -> None:
         """Time how fast the survivors are told, and ask the culprits' nodes for evidence."""
-        if incident.kind == "slow":  # nobody stops, and nobody ends
+        if incident.kind in e.WATCHED:
             return
         first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
         if incident.kind not in SAID:
@@ -290,6 +294,7 @@ class Controller:
 
     def _accept(self, report: NodeReport, now: float) -> None:
         self.feed(e.NodeReported(report))
+        self._record_all(self.anomalies.saw(report, self.job), now)
         if report.node not in self.greeted:  # its silence is over only when it hears what it is to do
             self.greeted.add(report.node)
             directive = self.job.directives.get(report.node)
@@ -340,6 +345,7 @@ class Controller:
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
             self._record_all(self.stragglers.saw(message, now, self._send), now)
+            self._record_all(self.unlike.saw(message, self.job, now), now)
 
     def _compare(self, seen: e.StepsSeen, now: float) -> None:
         """A step counter that fell back after a restart is told at once."""
@@ -364,7 +370,7 @@ class Controller:
             files = self.evidence.write(taken.incident, taken)
             if files:
                 self.record(e.EvidenceSaved(taken.incident, files), now)
-            for found in self.causes.read(taken):
+            for found in self.findings.read(taken):
                 self.record(found, now)
         elif taken.epoch == self.job.epoch and self.job.stage in ACTIVE:
             self.evidence.keep(taken)

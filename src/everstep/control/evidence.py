@@ -34,7 +34,8 @@ class Evidence:
         folder = self.root / incident
         folder.mkdir(parents=True, exist_ok=True)
         texts = {f"rank{rank}-stacks.txt": text for rank, text in taken.stacks.items()}
-        texts |= {f"rank{rank}-log.txt": text for rank, text in taken.log_tails.items()}
+        for rank, text in taken.log_tails.items():
+            texts[f"rank{rank}-log.txt" if rank >= 0 else f"{taken.node}-kernel.txt"] = text
         for name, text in texts.items():
             (folder / name).write_text(text[-MAX_TEXT:], encoding="utf-8", errors="replace")
         return tuple(f"incidents/{incident}/{name}" for name in sorted(texts))

@@ -28,7 +28,7 @@ class Recovery:
 
     def saw(self, record: e.AnyEvent, now: float) -> list[e.IncidentClosed]:
         match record:
-            case e.IncidentOpened(incident, kind) if kind != "slow":  # nobody stops for that one
+            case e.IncidentOpened(incident, kind) if kind not in e.WATCHED:
                 self.open[incident] = Open(incident, now, self.step_at_s, self.best_total_step)
             case e.WorkerEnded(_, _, exit):
                 self.best_total_step = max(self.best_total_step, exit.total_step)

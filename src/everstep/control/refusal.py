@@ -27,7 +27,7 @@ def _refuse(draft: Draft, free: Sequence[NodeState], odd: dict[str, str]) -> lis
     names = {n.report.node for n in free}
     for name, what in odd.items():
         if before.get(name) != what:
-            draft.note(e.Alert("check-failed", f"{name} is not used: {what}"))
+            draft.note(e.Alert("check-failed", f"{name} is not used: {what}", name))
     for name in sorted(names & before.keys() - odd.keys()):
         draft.note(e.Alert("check-passed", f"{name} is used again"))
     now = {name: what for name, what in before.items() if name not in names and name in draft.job.nodes} | odd

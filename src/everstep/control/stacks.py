@@ -13,6 +13,7 @@ from pathlib import Path
 
 from everstep.control import procfs
 from everstep.control.crew import Crew, Worker, file_size
+from everstep.control.kernel import KernelLog
 from everstep.control.output import last_lines
 from everstep.core.types import StacksAsked, StacksTaken
 
@@ -22,8 +23,8 @@ LOG_LINES = 30
 MAX_TEXT = 64 * 1024  # of one worker's stacks: a message has a limit
 
 
-async def take_stacks(crew: Crew, asked: StacksAsked, node: str) -> StacksTaken:
-    """Stacks of these workers (all of the node when none is named), and the ends of their logs.
+async def take_stacks(crew: Crew, asked: StacksAsked, node: str, kernel: KernelLog) -> StacksTaken:
+    """Stacks of these workers (all of the node when none is named), and the ends of their logs and the kernel's.
 
     For an incident that is known, the culprit's end is waited for, and all it wrote before counts; unless it goes on.
     """
@@ -37,6 +38,8 @@ async def take_stacks(crew: Crew, asked: StacksAsked, node: str) -> StacksTaken:
         waiting = [w for w in waiting if not (w.gone if ends else _written(w, before[w.local_rank]))]
     stacks = {crew.workers[r].rank: _stack_text(crew.workers[r], 0 if asked.incident else before[r]) for r in ranks}
     tails = {crew.workers[r].rank: log_tail(crew.workers[r]) for r in ranks}
+    said = kernel.known(node, {worker.pid for worker in crew.workers.values()}) if asked.incident else ""
+    tails |= {-1: said} if said else {}
     return StacksTaken(node, asked.incident, asked.epoch, {r: t for r, t in stacks.items() if t}, tails)
 
 

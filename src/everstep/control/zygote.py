@@ -60,12 +60,20 @@ class Zygote:
                 os.read(self._wake_read, 4096)
                 self._reap()
             if self._channel.fileno() in ready:
-                data, fds, _, _ = socket.recv_fds(self._channel, 64, 3, socket.MSG_CMSG_CLOEXEC)
-                if not data:
+                fds = self._asked()
+                if fds is None:
                     return None
                 job = self._fork(*fds)
                 if job is not None:
                     return job
+
+    def _asked(self) -> list[int] | None:
+        """The descriptors that a request comes with. None: the agent closed its end, maybe with answers unread."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._channel, 64, 3, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return None
+        return fds if data else None
 
     def _fork(self, request_fd: int, *fds: int) -> Job | None:
         with open(request_fd, "rb") as file:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from everstep.core.anomaly import Anomaly
 from everstep.core.dealing import Dealing
 from everstep.core.decisions import Decision
 from everstep.core.formation import Formation
@@ -206,12 +207,15 @@ class WorkerEnded(Event, frozen=True):
 
 class IncidentOpened(Event, frozen=True):
     """First sign of a fault. `kind`: crash, exception (of a function whose process lives on), hang, slow, node-lost,
-    stop, incomplete, rolled-back, step-fell-back, save-failed, corrupt (replicas differ)."""
+    stop, incomplete, rolled-back, step-fell-back, save-failed, corrupt (replicas differ), anomaly (of a metric)."""
 
     incident: str
     kind: str
     culprits: tuple[Blame, ...]
     why: str
+
+
+WATCHED = ("slow", "anomaly")  # kinds of incidents for which nobody stops, and nobody ends
 
 
 class SlowJudged(Event, frozen=True):
@@ -226,6 +230,15 @@ class SlowJudged(Event, frozen=True):
     slowdown: float
     since: int
     step: int  # of the job, at the verdict
+
+
+class AnomalyJudged(Event, frozen=True):
+    """A metric that the session of `worker` logs left its usual range, or does so again and again."""
+
+    incident: str
+    verdict: Verdict
+    worker: str
+    anomaly: Anomaly
 
 
 class IncidentUpdated(Event, frozen=True):
@@ -252,10 +265,12 @@ class EvidenceSaved(Event, frozen=True):
 
 
 class CauseFound(Event, frozen=True):
-    """What the first cause of an incident wrote has a known meaning: the class is the culprit's `cause`."""
+    """What the first cause of an incident wrote has a known meaning: the class is the culprit's `cause`. Where several
+    detectors know of the incident: their verdicts as one, and each with the role it played (see detect.fuse)."""
 
     incident: str
     verdict: Verdict
+    evidence: tuple[tuple[str, Verdict], ...] = ()
 
 
 class SurvivorsTold(Event, frozen=True):
@@ -301,6 +316,7 @@ class Alert(Event, frozen=True):
 
     kind: str
     text: str
+    node: str = ""  # that it is about, if it is about one
 
 
 class JobEnded(Event, frozen=True):
@@ -324,6 +340,7 @@ Record = (
     | WorkerEnded
     | IncidentOpened
     | SlowJudged
+    | AnomalyJudged
     | IncidentUpdated
     | Decided
     | EvidenceSaved

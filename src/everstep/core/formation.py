@@ -21,6 +21,7 @@ import enum
 
 import msgspec
 
+from everstep.core.anomaly import Anomaly
 from everstep.core.corruption import Corruption
 from everstep.core.dealing import Dealing
 from everstep.core.saves import Saves
@@ -98,3 +99,4 @@ class SessionReport(msgspec.Struct, frozen=True, tag=True):
     vault: str = ""  # see Seat
     saves: Saves = Saves()
     corrupt: Corruption | None = None  # that this session found last
+    anomalies: tuple[Anomaly, ...] = ()  # of its metrics: what is out of line, and what was lately; a few

@@ -206,7 +206,9 @@ class StacksAsked(msgspec.Struct, frozen=True, tag=True):
 
 
 class StacksTaken(msgspec.Struct, frozen=True, tag=True):
-    """Agent to controller: stacks by global rank (text of faulthandler, or what /proc tells), and last log lines."""
+    """Agent to controller: stacks by global rank (text of faulthandler, or what /proc tells), and last log lines.
+
+    Rank -1: what the kernel of the node said."""
 
     node: str
     incident: str

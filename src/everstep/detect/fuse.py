@@ -26,11 +26,11 @@ from everstep.core.types import Blame, Verdict
 from everstep.detect.signatures import Cause
 
 # How often a sure verdict of the kind names the right one. Priors: ours are set, not yet learned from incidents.
-RELIABILITY = {"log": 0.95, "corrupt": 0.98, "hang": 0.9, "slow": 0.9, "anomaly": 0.7, "jitter": 0.6}
+RELIABILITY = {"log": 0.95, "check": 0.95, "corrupt": 0.98, "hang": 0.9, "slow": 0.9, "anomaly": 0.7, "jitter": 0.6}
 UNKNOWN_KIND = 0.5
-GRAVITY = ("corrupt", "hang", "slow", "jitter", "anomaly", "log")  # gravest first
+GRAVITY = ("corrupt", "hang", "slow", "jitter", "anomaly", "check", "log")  # gravest first
 VICTIMS = {Cause.HANG.value, Cause.NCCL.value, Cause.GLOO.value}
-EXPLAINS = ("log", "slow", "anomaly")  # what may stand behind another kind at the same place, best first
+EXPLAINS = ("log", "check", "slow", "anomaly")  # what may stand behind another kind at the same place, best first
 ALMOST_ONE = 0.9999
 
 

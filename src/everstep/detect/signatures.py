@@ -110,7 +110,7 @@ SIGNATURES: tuple[Signature, ...] = (
         Depth.MACHINE,
         0.97,
         _xids(79, 119, 120, 143),
-        r"gpu has fallen off the bus",
+        r"\bfallen off the bus\b",  # also without an Xid, and over several lines
         r"\bgpu is lost\b",
         r"gpuislost",
         r"unable to determine the device handle for gpu",
@@ -350,6 +350,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"license server",
         r"(?:urllib3|requests)\.exceptions\.\w*(?:timeout|connection|maxretry)\w*error",
         r"(?:max retries exceeded with url|readtimeout: https?)",
+        r"couldn't reach https?://",
+        r"remote end closed connection without response",
     ),
     _sign(
         Cause.NCCL,

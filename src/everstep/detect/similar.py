@@ -91,6 +91,13 @@ class Similarity:
         )
 
 
+def sample_of(rows: Sequence[Sequence[float]]) -> Array:
+    """Numbers by metric and machine, for who has no arrays."""
+    import numpy as np
+
+    return np.asarray(rows, dtype=np.float64)
+
+
 def distances(values: Array) -> Array:
     """Mean of |value - other| over all others, for each; one sort instead of all pairs."""
     import numpy as np

@@ -139,10 +139,6 @@ class Straggler:
         """Members that are slow now."""
         return tuple(int(member) for member in np.flatnonzero(self._channel >= 0))
 
-    @property
-    def jittery(self) -> bool:
-        return self._jitter.going_on
-
     def scores(self) -> Floats:
         """Others' median over own usual compute, by member: below 0.75 NVRx flags. 0: not known yet."""
         own = self._usual.own[0]

@@ -35,12 +35,13 @@ class Usual:
         apart = values - others_median(values)
         self.count = (~np.isnan(values)).sum(0)
         seen = self.count > 0
-        self.own, self.distance = first_axis_median(values, 0.0), first_axis_median(apart, 0.0)
+        own, self.distance = first_axis_median(values, 0.0), first_axis_median(apart, 0.0)
+        self.own = np.where(seen, own, _over_members(own, seen, 0.0))  # who comes later begins at the others' level
         deviation = np.abs(np.where(np.isnan(apart), values - self.own, apart - self.distance))
         scatter = first_axis_median(deviation, 0.0) / MEDIAN_TO_SIGMA
-        typical = np.array([np.median(s[k]) if k.any() else self._floor for s, k in zip(scatter, seen, strict=True)])
+        typical = _over_members(scatter, seen, self._floor)
         weight = 1.0 / np.maximum(self.count, 1) ** 0.5  # a few values say little about their own spread
-        self.scatter = np.maximum(scatter * (1 - weight) + typical[:, None] * weight, self._floor)
+        self.scatter = np.maximum(scatter * (1 - weight) + typical * weight, self._floor)
         now = np.clip(np.where(np.isnan(apart), values - self.own, apart - self.distance) / self.spread, -PULL, PULL)
         pairs = np.stack((now[1:] * now[:-1], now[1:] ** 2))
         known = ~np.isnan(pairs[0])
@@ -104,6 +105,11 @@ class Usual:
         self.own[:, member] = np.median(self.own, -1)
         self.scatter[:, member] = np.median(self.scatter, -1)
         self._before[:, member] = np.nan
+
+
+def _over_members(values: Floats, seen: Flags, unknown: float) -> Floats:
+    """Median of each channel over the members that were seen; (channels, 1)."""
+    return np.array([[np.median(v[k]) if k.any() else unknown] for v, k in zip(values, seen, strict=True)])
 
 
 def _shared(own: Floats) -> Floats:

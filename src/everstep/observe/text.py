@@ -23,6 +23,7 @@ ADVICE = {
     "exit-code": "The last lines of its log are in {evidence}.",
     "hang": "Read where it hangs in {evidence}.",
     "slow": "Where it spends its time: {evidence}. Look at {node}: other programs, clocks, temperature, disk.",
+    "anomaly": "Look at the metrics around that step, and at what data it read; go back to a save if they stay.",
     "node-lost": "Check {node}: power, network, kernel log. It may join again by itself.",
     "incomplete": "The script returned before its work was done: look at its last log lines.",
     "step-fell-back": "Let the script load its newest checkpoint when it starts.",
@@ -102,7 +103,10 @@ def incident_lines(incident: IncidentSummary) -> list[str]:
 
 
 def _by_log(why: str, cause: Verdict) -> str:
-    """The class of the first cause, and the line that gave it away unless that was said already."""
+    """The class of the first cause, and the line that gave it away unless that was said already; or what several
+    detectors came to together."""
+    if cause.kind != "log" or not cause.culprits:
+        return f"taken together: {cause.kind}, {who(cause.culprits)} ({cause.confidence:.0%} sure): {cause.why}"
     blame = cause.culprits[0]
     quoted = "" if blame.detail in why else f": {blame.detail}"
     return f"its log: {blame.cause} ({cause.confidence:.0%} sure){quoted}"
@@ -124,7 +128,7 @@ def _cost(incident: IncidentSummary) -> str:
 def advise(incident: IncidentSummary) -> str:
     """One sentence on what to do; empty when there is nothing to do."""
     first = incident.culprits[0] if incident.culprits else Blame(-1, "", "")
-    said = incident.cause.culprits[0].cause if incident.cause is not None else ""
+    said = incident.cause.culprits[0].cause if incident.cause is not None and incident.cause.culprits else ""
     template = ADVICE_BY_CLASS.get(said) or ADVICE.get(first.cause) or ADVICE.get(incident.kind) or ""
     evidence = _evidence(incident, first.rank)
     return template.format(node=first.node or "its node", rank=first.rank, evidence=evidence) if template else ""

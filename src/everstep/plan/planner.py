@@ -108,6 +108,9 @@ def check(q: Question) -> None:
     for name, number in (("mtbf", q.mttf_s), ("state-bytes", q.state_bytes), ("step-s", q.step_s), *rates):
         if not (0 < number < math.inf):
             raise UsageError(f"--{name}: must be above 0, and finite")
+    for name, stall_s in (("stall-s", q.stall_s), ("disk-stall-s", q.disk_stall_s)):
+        if not (0 <= stall_s < math.inf or stall_s == -1):
+            raise UsageError(f"--{name} {stall_s:g}: must be 0 or more seconds; leave it out when nobody measured it")
     for name, part in (("together", q.together), ("process-part", q.process_part)):
         if not 0 <= part < 1:
             raise UsageError(f"--{name} {part:g}: must be from 0 to below 1")
@@ -199,8 +202,8 @@ class _Model:
             step_s=q.step_s,
         )
 
-    def _process(self) -> Situation:
-        return self._situation("crash", 1, 1, min(1, self.standbys))
+    def _process(self, standby: bool) -> Situation:
+        return self._situation("crash", 1, 1, int(standby))
 
     def _node(self, standby: bool) -> Situation:
         failed = min(self.q.gpus_per_node, self.q.gpus)
@@ -217,13 +220,15 @@ class _Model:
         return decide(situation, self.costs).loss_s / self.q.gpus
 
     def _standbys(self) -> int:
-        """Nodes held ready: each costs its accelerators all the time, and saves what a loss costs without one."""
+        """Nodes held ready: each costs its accelerators all the time, and saves what a failure costs without one."""
         q, (dear, cheap) = self.q, (self._price(self._node(standby)) * self.q.gpus for standby in (False, True))
+        died = [self._price(self._process(standby)) * q.gpus for standby in (False, True)]
         taken = self.node_rate * self.costs.seconds(NODE, q.gpus)
 
         def lost(standbys: int) -> float:
             missing = erlang_b(standbys, taken)
-            return self.node_rate * (missing * dear + (1 - missing) * cheap) + standbys * q.gpus_per_node
+            nodes = self.node_rate * (missing * dear + (1 - missing) * cheap)
+            return nodes + self.rate * q.process_part * died[standbys > 0] + standbys * q.gpus_per_node
 
         return min(range(MOST_STANDBYS + 1), key=lost) if q.nodes > 1 else 0
 
@@ -234,7 +239,7 @@ class _Model:
         node_s = missing * self._price(self._node(False))
         if missing < 1:
             node_s += (1 - missing) * self._price(self._node(True))
-        return q.process_part * self._price(self._process()) + (1 - q.process_part) * node_s
+        return q.process_part * self._price(self._process(self.standbys > 0)) + (1 - q.process_part) * node_s
 
     # Intervals ------------------------------------------------------------------------------------------
 
@@ -317,16 +322,15 @@ class _Model:
 
     def restart(self) -> float:
         """Instead: all is stopped after each failure and loads from disk, saved at the optimum for that."""
-        period_s = (
-            max(optimal_period_s(self.q.mttf_s, self.stall_s), self.least_s(1)) if self.stall_s else self.least_s(1)
-        )
+        cost_s = self.stall_s + self.disk_stall_s  # a save to disk costs it what it costs the recommended way
+        period_s = max(optimal_period_s(self.q.mttf_s, cost_s), self.least_s(1)) if cost_s else self.least_s(1)
         down_s = self.doubt * self.costs.seconds(Action.RESTART, self.q.gpus) + self.load_s[1]
-        return _efficiency(period_s, self.q.mttf_s, self.stall_s, down_s)
+        return _efficiency(period_s, self.q.mttf_s, cost_s, down_s)
 
     # Words ----------------------------------------------------------------------------------------------
 
     def remedies(self) -> tuple[Remedy, ...]:
-        faults = [("a process dies", self._process())]
+        faults = [("a process dies", self._process(self.standbys > 0))]
         if self.standbys:
             faults.append(("a node is lost, a standby waits", self._node(True)))
         faults.append(("a node is lost, no standby", self._node(False)))

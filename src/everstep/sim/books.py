@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from functools import lru_cache
 
 from everstep.core.decisions import Action
@@ -78,7 +79,8 @@ class Books:
             case "nodes":
                 return self.full_step_s * fleet.seats / fleet.present if fleet.present else 0.0
             case "reroute":
-                return self.full_step_s * self._rerouted()
+                slower = self._rerouted()
+                return self.full_step_s * slower if slower < math.inf else 0.0
             case "take-over":
                 return self.full_step_s
         whole = fleet.whole_replicas
@@ -91,6 +93,8 @@ class Books:
         for seat in fleet.missing:
             lost[seat % fleet.per_replica * stages // fleet.per_replica] += 1
         worst = max(lost)
+        if worst >= fleet.replicas:
+            return math.inf  # nobody is left at this stage
         return rerouting_slowdown(fleet.replicas, stages, micro_batches, worst) if worst else 1.0
 
     def pace(self) -> Pace:

@@ -214,7 +214,7 @@ class Engine:
         steps = fault.at_step - self.books.progress.steps
         if steps > 0:
             return max(steps, 0.5) * self.books.full_step_s
-        whole = self.books.phase is Phase.RUN and self.fleet.is_full and not self.books.slow
+        whole = self.books.phase is Phase.RUN and not self.fleet.missing and not self.books.slow
         whole = whole and len(self.fleet.standbys) >= self.cluster.standbys
         return self.books.full_step_s if fault.whole and not whole else 0.0
 
@@ -361,9 +361,12 @@ class Engine:
             self._saves_soon()
             self.clock.after(detect_s + down_s, self._switch, incident)
             return
-        if action is Action.RESCHEDULE and self.fleet.missing:
+        if action is Action.RESCHEDULE:
             self.resumes, self.needs_all = action, True
-            self.wait()
+            if self.fleet.missing:
+                self.wait()
+            else:  # somebody was here to take the seat
+                self.pause([(Bucket.DETECTION, detect_s), (Bucket.RECOVERY, down_s + self._begin_again())])
         elif not self.books.can_run():
             self.resumes = Action.RESCHEDULE if self.asked.in_steps else Action.RESTART
             self.needs_all = False
@@ -459,11 +462,14 @@ class Engine:
             if self.resumes is None:
                 self.pause([(Bucket.START, self.job.start_s)])
                 return
-            what = PROCESS if self.resumes is Action.RESCHEDULE and self.asked.in_steps else Action.RESTART
-            down_s = self._seconds(what)
-            if what is Action.RESTART and self.resumes is not Action.RESTART and self.strategy.loses == "step":
-                self.books.roll_back(self.now)
-            self.pause([(Bucket.RECOVERY, down_s)])
+            self.pause([(Bucket.RECOVERY, self._begin_again())])
+
+    def _begin_again(self) -> float:
+        """Whoever was awaited is there: seconds until the next step."""
+        what = PROCESS if self.resumes is Action.RESCHEDULE and self.asked.in_steps else Action.RESTART
+        if what is Action.RESTART and self.resumes is not Action.RESTART and self.strategy.loses == "step":
+            self.books.roll_back(self.now)
+        return self._seconds(what)
 
     def grow(self) -> None:
         """Whoever is free takes an empty seat: at the end of a step, so nothing is lost."""

@@ -43,10 +43,6 @@ class Fleet:
     def whole_replicas(self) -> int:
         return self.replicas - len(self.broken)
 
-    @property
-    def is_full(self) -> bool:
-        return not self.missing
-
     def draw(self, chance: Chance) -> int:
         """Any node, healthy or not: who is out cannot fail, so the caller lets that draw pass."""
         return below(chance, self.num_nodes)

@@ -20,7 +20,7 @@ h1{font-size:1.7rem}h2{font-size:1.2rem;margin-top:2rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}
 th:first-child,td:first-child{text-align:left;white-space:nowrap}
-svg{width:100%;height:auto}svg text{font:14px system-ui,sans-serif;fill:#222}
+svg{width:100%;min-width:46rem;height:auto}svg text{font:14px system-ui,sans-serif;fill:#222}
 svg text.axis{font-weight:600}.legend span{margin-right:1rem;white-space:nowrap}
 .legend i{display:inline-block;width:.9rem;height:.9rem;margin-right:.3rem;vertical-align:-.1rem}
 .scroll{overflow-x:auto}pre{background:#f5f5f5;padding:.8rem;overflow-x:auto}.note{color:#555}
@@ -38,6 +38,7 @@ def page(
         f"<h1>{escape(title)}</h1>",
         f'<p class="note">{_about(results)}</p>',
         "<h2>Where the accelerators' time went</h2>",
+        "<p>Productive, of all accelerator time:</p>",
         svg.stacked({label: {USEFUL: shares[USEFUL]} for label, shares in bars.items()}, COLOURS, "productive time"),
         "<p>And the rest, on its own scale:</p>",
         svg.stacked(losses, COLOURS, "lost time", max(sum(parts.values()) for parts in losses.values()) or 1.0),

@@ -7,6 +7,7 @@ Meta, SYSTEMS section 14), of racks and slices per 1000 of theirs.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -132,7 +133,7 @@ class Strategy(Group, frozen=True):
 
 class Scenario(Group, frozen=True):
     name: str = "scenario"
-    seed: int = 1
+    seed: Count = 1
     runs: Positive = 1  # seeds from `seed` on
     duration_s: Seconds = 0.0
     days: Seconds = 0.0
@@ -190,9 +191,22 @@ def _keys(group: type[Group]) -> Iterator[tuple[str, Any]]:
         yield from ((field.name, field.type) for field in msgspec.structs.fields(part))
 
 
+def _check_finite(value: object, where: str = "") -> None:
+    """TOML has inf and nan, and no scenario needs them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where} = {value}: expected a finite number")
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_finite(item, f"{where}.{name}" if where else str(name))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            _check_finite(item, f"{where}[{place}]")
+
+
 def check(scenario: Scenario) -> None:
     """Raises UsageError for what cannot be simulated."""
     cluster, job = scenario.cluster, scenario.job
+    _check_finite(msgspec.to_builtins(scenario))
     if scenario.until_s <= 0:
         raise UsageError("days: say how long, with days or duration_s")
     if cluster.nodes % job.replicas:

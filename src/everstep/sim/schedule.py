@@ -1,7 +1,8 @@
 """Who computes what in which order: a pipeline's schedule as data, (kind, stage, micro-batch, worker).
 
-One representation feeds the simulator's step time, and later a runtime. Varuna's order (EuroSys'22, section 4) comes
-from its rule: in equal slots every stage takes what it has in the order backward, recompute, forward.
+Orders and kinds are those of `detect.critical`, whose longest path says who may be slow without anybody waiting; here
+time runs through them, with chance, memory and orders that change while a stage waits. Varuna's order (EuroSys'22,
+section 4) comes from its rule: in equal slots every stage takes what it has in the order backward, recompute, forward.
 """
 
 from __future__ import annotations
@@ -10,11 +11,8 @@ import enum
 from collections import deque
 from typing import NamedTuple
 
-
-class Kind(enum.IntEnum):
-    FORWARD = 0
-    RECOMPUTE = 1
-    BACKWARD = 2
+from everstep.detect import critical
+from everstep.detect.critical import Op as Kind
 
 
 class Op(NamedTuple):
@@ -44,28 +42,28 @@ class Schedule(NamedTuple):
         return 1 + max(op.stage for order in self.orders for op in order)
 
 
+def _placed(orders: critical.Schedule) -> tuple[tuple[Op, ...], ...]:
+    """The detectors' orders with each op's worker. The update is no op here: it comes once, after the pipeline."""
+    return tuple(
+        tuple(Op(*task, worker) for task in tasks if task.op is not Kind.UPDATE) for worker, tasks in enumerate(orders)
+    )
+
+
 def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
     """Warm-up of as many forward passes as stages follow, then one backward for each forward."""
-    orders = []
-    for stage in range(stages):
-        warm = min(stages - stage - 1, micro_batches)
-        order = [Op(Kind.FORWARD, stage, n, stage) for n in range(warm)]
-        for n in range(micro_batches - warm):
-            order += (Op(Kind.FORWARD, stage, warm + n, stage), Op(Kind.BACKWARD, stage, n, stage))
-        order += (Op(Kind.BACKWARD, stage, n, stage) for n in range(micro_batches - warm, micro_batches))
-        orders.append(tuple(order))
-    return Schedule("1f1b", tuple(orders))
+    return Schedule("1f1b", _placed(critical.one_f_one_b(stages, micro_batches)))
 
 
 def gpipe(stages: int, micro_batches: int, recompute: bool = True) -> Schedule:
-    """All forward passes, then all backward passes from the last micro-batch on."""
-    orders = []
-    for stage in range(stages):
-        order = [Op(Kind.FORWARD, stage, n, stage) for n in range(micro_batches)]
-        for n in reversed(range(micro_batches)):
-            order += [Op(Kind.RECOMPUTE, stage, n, stage)] * recompute + [Op(Kind.BACKWARD, stage, n, stage)]
-        orders.append(tuple(order))
-    return Schedule("gpipe", tuple(orders), After.NEIGHBOUR)
+    """All forward passes, then all backward passes from the last micro-batch on, each after its recomputation."""
+    orders = _placed(critical.gpipe(stages, micro_batches))
+    if recompute:
+        orders = tuple(tuple(op for each in order for op in _recomputed(each)) for order in orders)
+    return Schedule("gpipe", orders, After.NEIGHBOUR)
+
+
+def _recomputed(op: Op) -> tuple[Op, ...]:
+    return (op._replace(kind=Kind.RECOMPUTE), op) if op.kind is Kind.BACKWARD else (op,)
 
 
 class _Slots:

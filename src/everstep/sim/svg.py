@@ -15,8 +15,8 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def figure(parts: Sequence[str], height: float, title: str) -> str:
-    head = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
-    return head + "".join(parts) + "</svg>"
+    head = f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+    return head + "".join(parts) + "</svg></div>"
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", style: str = "") -> str:

@@ -11,8 +11,12 @@ from typing import NamedTuple
 
 from everstep.core.config import Count, Group, Positive, PositiveSeconds, Seconds
 from everstep.core.errors import UsageError
+from everstep.detect.critical import Op as Kind
+from everstep.plan.closed import ring_all_reduce_s
 from everstep.sim.chance import Chance
-from everstep.sim.schedule import MAKERS, After, Kind, Op, Schedule
+from everstep.sim.schedule import MAKERS, After, Op, Schedule
+
+MOST_PASSES = 1_000_000  # a step of so many is played in about ten seconds
 
 Key = tuple[Kind, int, int]  # of an op: kind, stage, micro-batch
 
@@ -145,10 +149,10 @@ def play(schedule: Schedule, times: Times, chance: Chance | None = None) -> Play
 
 
 def all_reduce_s(size_bytes: float, members: int, bandwidth: float, latency_s: float = 0.0) -> float:
-    """Ring: 2 (n - 1) messages of a part each; `bandwidth` in bytes a second of every link."""
+    """Ring: the closed form, and the latency of its 2 (n - 1) messages."""
     if members < 2 or not size_bytes:
         return 0.0
-    return 2 * (members - 1) * (size_bytes / members / bandwidth + latency_s)
+    return ring_all_reduce_s(size_bytes, bandwidth, members) + 2 * (members - 1) * latency_s
 
 
 class Pipeline(Group, frozen=True):
@@ -171,6 +175,11 @@ class Pipeline(Group, frozen=True):
     def played(self, micro_batches: int) -> Played:
         if self.schedule not in MAKERS:
             raise UsageError(f"job.pipeline.schedule = {self.schedule!r}: there are {', '.join(MAKERS)}")
+        if self.stages * micro_batches > MOST_PASSES:
+            raise UsageError(
+                f"job.pipeline: {self.stages} stages x {micro_batches} micro-batches are more than the {MOST_PASSES} "
+                "that are played one by one"
+            )
         times = Times(self.forward_s, self.backward_s, self.send_s)
         return play(MAKERS[self.schedule](self.stages, micro_batches), times)
 

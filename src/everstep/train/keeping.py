@@ -113,7 +113,7 @@ class Keeping:
         """For the vote on the step under way."""
         if self._snapshots is None:
             return Tier.NOTHING
-        if (asked := boot.save_asked()) != self._asked:
+        if (asked := boot.save_asked()) != self._asked and self._position.role == 0:  # all hear of it, each in its time
             self._asked = asked
             self._snapshots.ask(Tier.DISK)
         return self._snapshots.wish(self._position.role, self._position.committed + 1)
@@ -123,6 +123,8 @@ class Keeping:
         at = self._position
         if self._snapshots is not None:
             took_s = time.monotonic() - self._began_s
+            if at.role and at.keep is Tier.DISK:
+                self._asked = boot.save_asked()  # done, and not to be done again when this member becomes the first
             self._snapshots.committed(at.keep, at.committed, at.commit_epoch, took_s)
 
     @boot.saving

@@ -53,6 +53,13 @@ class MetricsFile:
         temporary.replace(self._path)
 
 
+class MetricsPrinted:
+    """For a person at the console."""
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        print(f"step {step}  {'  '.join(f'{name} {value:.6g}' for name, value in values.items())}", flush=True)
+
+
 def _step(line: str) -> float:
     """A line which is not ours counts as of step 0, and stays."""
     try:

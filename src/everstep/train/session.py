@@ -47,7 +47,8 @@ from everstep.train.engine import Engine
 from everstep.train.guard import Guard
 from everstep.train.inner import Both, Inner, library_of
 from everstep.train.keeping import Keeping
-from everstep.train.metrics import MetricsFile
+from everstep.train.metered import Metered
+from everstep.train.metrics import MetricsFile, MetricsPrinted
 from everstep.train.randomness import reseed
 from everstep.train.reducer import Collective, Reducer
 from everstep.train.saving import Saving, saving_of
@@ -99,7 +100,7 @@ class Session:
         check_every: int | None = None,
     ) -> None:
         self.seed = seed
-        self._metrics = MetricsFile(log_file) if log_file is not None else None
+        self._metrics = MetricsFile(log_file) if log_file is not None else MetricsPrinted()
         self._objects: dict[str, Stateful] = {}
         self._keeping = Keeping(saving or Saving(), self._objects)
         self._guard = Guard(check_every, self._objects)
@@ -117,8 +118,8 @@ class Session:
         fabric = Fabric(worker, host, secret, bind=address)
         library = library or library_of(self.device)
         inner = Inner(library, worker, address, self.device) if library is not None else None
-        report = self._channel.report if self._channel else lambda report: None
-        self._engine = Engine(fabric, worker, host, report, inner, self._guard)
+        self._metered = Metered(self._channel.report if self._channel else lambda report: None)
+        self._engine = Engine(fabric, worker, host, self._metered, inner, self._guard)
         me = Seat(worker, "alone", host, fabric.endpoint, inner.store if inner is not None else "")
         self._alone = Formation(1, (me,), abort=False, floor=0)
 
@@ -252,10 +253,8 @@ class Session:
         if step is None or not step.committed or self._engine.role:
             return
         numbers = {name: float(value) for name, value in values.items()}
-        if self._metrics is None:
-            print(f"step {step.index + 1}  {'  '.join(f'{n} {v:.6g}' for n, v in numbers.items())}", flush=True)
-        else:
-            self._metrics.write(step.index + 1, numbers)
+        self._metered.saw(step.index + 1, numbers)
+        self._metrics.write(step.index + 1, numbers)
 
     def save(self, *, memory_only: bool = False) -> None:
         """Save the state after the step under way, or the next one, to `checkpoints`; training goes on meanwhile.
@@ -467,6 +466,8 @@ class Step:
     def _is_committed(self, applied: bool) -> None:
         engine = self._run._engine
         engine.applied(self._streams) if applied else engine.skipped(self._streams)
+        if not engine.role and self._stepped:  # where a grad scaler does not step, that is its business
+            self._run._metered.gradients(engine.committed, applied)
         self.committed = True
         self._run._keeping.committed()
         boot.committed(engine.committed)

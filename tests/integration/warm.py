@@ -1,0 +1,72 @@
+"""multiprocessing's fork server with torch imported, one for each worker of pytest: what hundreds of processes of tests
+need is imported once. `run` is `subprocess.run` of a script in a fork of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import warnings
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from unittest import mock
+
+# By names that are found without pytest's path: what the server cannot import it leaves out, and says nothing.
+IMPORTED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "everstep.train.session",
+]
+
+
+@functools.cache
+def context() -> ForkServerContext:
+    """Of processes that are forks of the server, which runs."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(IMPORTED)
+    # Read at the import of torch: a process with threads must not fork.
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    return made
+
+
+def run(script: Path, *args: object, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """The script as under `python -W error::FutureWarning`; what it and its children said."""
+    words = [str(script), *map(str, args)]
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = context().Process(target=become, args=(words, dict(os.environ), str(out), str(err)))
+        process.start()
+        process.join(timeout_s)
+        late = process.exitcode is None
+        process.kill()
+        process.join()
+        code = process.exitcode
+        process.close()
+        assert not late, f"not over after {timeout_s} s; {out.read_text()}{err.read_text()}"
+        return subprocess.CompletedProcess(words, code or 0, out.read_text(), err.read_text())
+
+
+def become(words: list[str], env: dict[str, str], *outputs: str) -> None:
+    """In the fork: `outputs` become standard output and error."""
+    for descriptor, path in enumerate(outputs, 1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # several processes write to it
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(env)
+    warnings.simplefilter("error", FutureWarning)
+    sys.argv = words
+    sys.path.insert(0, str(Path(words[0]).parent))
+    runpy.run_path(words[0], run_name="__main__")
