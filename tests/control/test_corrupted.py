@@ -97,3 +97,13 @@ def test_a_death_at_the_same_time_leads_to_one_formation_more_and_both_are_told(
         "crash",
     ]
     assert world.job.formation is not None and len(world.job.formation.seats) == 3
+
+
+def test_a_rollback_of_before_is_not_what_healed_it() -> None:
+    world = running()
+    what = found(world, "n2/0#0")
+    tell(world, what)
+    assert world.job.formation is not None
+    tell(world, what, Rollback(what.epoch, 7), epoch=world.job.formation.epoch, committed=21)
+    (update,) = of(world, e.IncidentUpdated)
+    assert isinstance(update, e.IncidentUpdated) and "all went back" not in update.why

@@ -145,3 +145,11 @@ def test_stop_and_restart_saves_at_the_same_price(gpus: int) -> None:
     the wait for a node makes a millionth here.)"""
     found = recommend(Question(gpus=gpus, mttf_s=150 * 86400.0, state_bytes=2.0**40, step_s=5.0))
     assert found.ettr >= found.restart - 5e-6
+
+
+@pytest.mark.parametrize("mttf_s", [60.0, 2 * HOUR])
+def test_a_save_is_through_before_the_next_begins(mttf_s: float) -> None:
+    """However often something fails: saves that overtake each other are none."""
+    narrow = msgspec.structs.replace(LARGE, mttf_s=mttf_s, network_rate=1e8, disk_rate=1e10)
+    for tier in recommend(narrow).tiers:
+        assert tier.whole_s > narrow.step_s and tier.every_s >= tier.whole_s

@@ -218,3 +218,10 @@ def test_losses_are_in_accelerator_seconds() -> None:
         return told[0]
 
     assert loss_s(8) == pytest.approx(8 * loss_s(1)) and loss_s(1) >= 4 * 50
+
+
+def test_who_survives_a_failure_fails_again() -> None:
+    """Most of ByteRobust's causes leave the machine as it was; its next failure comes all the same."""
+    tree = {"days": 100, "cluster": {"nodes": 4}, "job": {"step_s": 100.0}, "strategy": {"preset": "restart"}}
+    tree["failures"] = [{"kind": "weibull", "rate": 1000.0, "shape": 1.0, "causes": "byterobust"}]
+    assert run(tree).failures == pytest.approx(400, abs=4 * 20)

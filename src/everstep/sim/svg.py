@@ -11,6 +11,7 @@ from html import escape
 
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999", "#009E73", "#555555", "#000000")
 WIDTH, LEFT, RIGHT = 920, 190, 70
+FITS = 24  # characters left of a bar
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
@@ -29,7 +30,8 @@ def stacked(rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
     parts = []
     for number, (label, shares) in enumerate(rows.items()):
         y, x = 8 + 30 * number, float(LEFT)
-        parts.append(text(LEFT - 10, y + 15, label, "end"))
+        short = label if len(label) <= FITS else f"{label[: FITS - 1]}…"
+        parts.append(f"<g><title>{escape(label)}</title>{text(LEFT - 10, y + 15, short, 'end')}</g>")
         for name, share in shares.items():
             wide = max(0.0, share) * span
             tip = f"<title>{escape(name)}: {share:.2%}</title>"
