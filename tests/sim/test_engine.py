@@ -197,7 +197,7 @@ def test_a_slow_member_s_work_that_others_take_over_is_no_loss() -> None:
     tree = {"days": 1, "cluster": {"nodes": 4}, "job": {"replicas": 4, "step_s": 10.0}}
     tree["faults"] = [{"kind": "slow", "at_s": 0.0, "node": 1, "slowdown": 1.5, "lasts_s": 1e6}]
     lost = [
-        run({**tree, "strategy": {"actions": actions}}).shares["straggler loss"]
+        run({**tree, "strategy": {"preset": "recycle", "actions": actions}}).shares["straggler loss"]
         for actions in (["leave-it"], ["leave-it", "re-route-micro-batches"])
     ]
     assert lost == [pytest.approx(1 / 3, abs=0.01), pytest.approx(1 - 3.667 / 4, abs=0.01)]
