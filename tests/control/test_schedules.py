@@ -23,13 +23,15 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 SEEDS_TO_CATCH = 500
 
 
-def test_invariants_hold_and_jobs_recover() -> None:
-    summary = play_many(range(1500))
+@pytest.mark.parametrize("first", [0, 500, 1000])
+def test_invariants_hold_and_jobs_recover(first: int) -> None:
+    """Three times 500, as each takes seconds of a core that others may use as well."""
+    summary = play_many(range(first, first + 500))
     assert summary.failures == [], "\n".join(
         f"everstep schedules --seed {f.seed} --trace\n{f.why}\n{f.where}" for f in summary.failures
     )
     assert summary.events > 100_000
-    assert len(summary.faults) >= 15 and min(summary.faults.values()) >= 50, summary.faults
+    assert len(summary.faults) >= 15 and min(summary.faults.values()) >= 17, summary.faults
     assert {"runs", "finished", "failed"} <= set(summary.outcomes)
 
 

@@ -1,10 +1,9 @@
-"""Members of groups of gloo: `python inner_member.py FD...`, a fork for each socket, which does what its lines say."""
+"""A member of groups of gloo, in a process of its own, which does what the lines from its socket say."""
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 
 import msgspec
@@ -81,22 +80,9 @@ class Member:
         self._sock.sendall(text.encode() + b"\n")
 
 
-def main() -> None:
+def run(sock: socket.socket) -> None:
+    """In a process of its own."""
     torch.set_num_threads(1)
     inner.LIBRARIES["gloo"] = Watched
-    sockets = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]
-    for sock in sockets:
-        if os.fork() == 0:
-            for other in sockets:
-                if other is not sock:
-                    other.close()
-            Member(sock).serve()
-            os._exit(0)
-    for sock in sockets:
-        sock.close()
-    for _ in sockets:
-        os.wait()
-
-
-if __name__ == "__main__":
-    main()
+    Member(sock).serve()
+    os._exit(0)

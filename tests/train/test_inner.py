@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+import inner_member
 import msgspec
 import pytest
 import torch
+import warm
 
 from everstep.core.errors import EpochBroken, UsageError
 from everstep.core.formation import Formation, Seat
 from everstep.train.inner import Inner
-
-PROGRAM = Path(__file__).with_name("inner_member.py")
 
 
 class Member:
@@ -51,9 +47,9 @@ class Member:
 @pytest.fixture
 def members() -> Iterator[list[Member]]:
     ours, theirs = zip(*(socket.socketpair() for _ in range(4)), strict=True)
-    fds = [end.fileno() for end in theirs]
-    parent = subprocess.Popen([sys.executable, str(PROGRAM), *map(str, fds)], pass_fds=fds)
-    for end in theirs:
+    processes = [warm.context().Process(target=inner_member.run, args=(end,)) for end in theirs]
+    for process, end in zip(processes, theirs, strict=True):
+        process.start()
         end.close()
     made = [Member(sock) for sock in ours]
     try:
@@ -64,9 +60,10 @@ def members() -> Iterator[list[Member]]:
     finally:
         for member in made:
             member.sock.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        parent.wait()
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
 
 
 def formation(epoch: int, members: Sequence[Member]) -> str:
