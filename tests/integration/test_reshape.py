@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import reshape_member
 import torch
+import warm
 from images import take
 from reshape_member import NUM_STEPS, adamw, net, read, train
 
@@ -21,13 +20,10 @@ def test_a_run_goes_on_alone_sharded_and_alone_again(tmp_path: Path) -> None:
     objects = {"model": model, "optimizer": adamw(model)}
     train(objects, 0)
     reshape_member.write(tmp_path, "alone", take(objects))
-    script = str(Path(reshape_member.__file__))
-    paths = os.pathsep.join(path for path in sys.path if path)
-    members = [
-        subprocess.Popen([sys.executable, script, str(rank), str(tmp_path)], env=os.environ | {"PYTHONPATH": paths})
-        for rank in range(2)
-    ]
-    assert [member.wait() for member in members] == [0, 0]
+    script = Path(reshape_member.__file__)
+    with ThreadPoolExecutor(2) as pool:
+        members = list(pool.map(lambda rank: warm.run(script, rank, tmp_path, timeout_s=60), range(2)))
+    assert [member.returncode for member in members] == [0, 0], members
 
     told = torch.load(tmp_path / "told.pt", weights_only=True)
     assert told["losses"] == pytest.approx(train(objects, NUM_STEPS), rel=1e-5)  # sums in another order
