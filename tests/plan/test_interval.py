@@ -103,4 +103,17 @@ def test_no_save_before_steps_were_profiled_or_while_one_runs() -> None:
         tuner.stepped(1.0)
     assert not tuner.due
     tuner.ended(0.5)
+    assert not tuner.due
+    for _ in range(2):  # one pays for what follows the save, one is quiet
+        tuner.stepped(1.0)
     assert tuner.due
+
+
+def test_first_steps_that_were_slow_do_not_hide_what_saves_cost() -> None:
+    """Saves then seem to cost nothing, and come so often that no step is quiet."""
+    job = Job(stall_s=0.1, whole_s=0.4, after_s=0.0, seed=5)
+    for _ in range(7):
+        job.tuner.stepped(1.1)
+    saves = job.run(1500)
+    last = [late - early for early, late in zip(saves[-20:-1], saves[-19:], strict=True)]
+    assert sum(last) / len(last) == pytest.approx(10, rel=0.2, abs=1)

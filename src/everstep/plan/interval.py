@@ -18,6 +18,7 @@ PROFILE_STEPS = 5  # without a save, to know what a step costs; the first ones a
 SKIP_STEPS = 2
 QUIET_STEPS = 64  # newest undisturbed steps, and
 RECENT = 32  # newest saves, over which the cost is averaged: a save's stall is no larger than the noise of a step
+REST = 4  # saves in a row without an undisturbed step between them; what a step costs without is measured again then
 
 
 def efficiency(period_s: float, mttf_s: float, cost_s: float, downtime_s: float, recovery_s: float) -> float:
@@ -85,6 +86,7 @@ class Tuner:
         self._window: list[float] = []
         self._saving = self._ending = False
         self._since = 0  # steps since the last save
+        self._num_saves = self._crowded = 0  # all; those since the last undisturbed step
 
     @property
     def cost(self) -> Cost:
@@ -108,17 +110,24 @@ class Tuner:
             self._window.append(seconds)
         else:
             self._quiet.append(seconds)
+            self._crowded = 0
         self._close()
 
     @property
     def due(self) -> bool:
-        """Whether the state should be saved now. Not while a save is under way, nor before steps were profiled."""
-        return not self._saving and len(self._quiet) >= PROFILE_STEPS and self._since >= self.interval
+        """Whether the state should be saved now. Not while a save is under way, nor before steps were profiled: a few
+
+        before the first save, one more with each until there are enough, and then one in REST saves.
+        """
+        profiled = len(self._quiet) >= min(QUIET_STEPS // 2, PROFILE_STEPS + self._num_saves) and self._crowded < REST
+        return not self._saving and profiled and self._since >= self.interval
 
     def began(self) -> None:
         """A save was begun after the last step."""
         self._close()
         self._saving, self._window, self._since = True, [], 0
+        self._num_saves += 1
+        self._crowded += 1
 
     def ended(self, whole_s: float) -> None:
         """Its background work is through, since the begin of the save `whole_s`. To be told at the end of a step."""
