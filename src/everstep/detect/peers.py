@@ -7,7 +7,7 @@ makes the healthy one look fast. Arrays are over members in the last axis; nan: 
 from __future__ import annotations
 
 import numpy as np
-import numpy.ma  # noqa: F401 - the first median imports it: 15 ms that belong to the loading, not to a step
+import numpy.ma  # the first median imports it: 15 ms that belong to the loading, not to a step
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
