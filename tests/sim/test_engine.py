@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_journal_and_another_seed_another_one(tmp_p
     texts = []
     for number, seed in enumerate((3, 3, 4)):
         path = tmp_path / f"{number}.jsonl"
-        scenario = build(everything("everstep"), "test")
+        scenario = build(everything("recycle"), "test")  # which keeps its throughput: ETTR counts time alone
         with Journal.open(path, "job") as book:
 
             def sink(at_s: float, epoch: int, event: e.AnyEvent, book: Journal = book) -> None:
@@ -138,7 +138,7 @@ def test_slow_nodes_are_replaced_when_they_last() -> None:
     tree = everything("everstep", failures=[{"kind": "slow", "rate": 300.0, "slowdown": 1.5, "lasts_s": 50000.0}])
     kept = run({**tree, "strategy": {"preset": "everstep", "actions": ["retry-step"]}})
     replaced = run(tree)
-    assert kept.shares["straggler loss"] > 5 * replaced.shares["straggler loss"] > 0
+    assert kept.shares["straggler loss"] > 2 * replaced.shares["straggler loss"] > 0
     assert replaced.actions["evict-node"] > 5
 
 

@@ -15,9 +15,10 @@ import msgspec
 
 from everstep.core.decisions import Action, Decision
 from everstep.core.errors import UsageError
-from everstep.plan.closed import binomial_quantile, erlang_b, gamma_quantile, two_level_efficiency
+from everstep.plan.closed import erlang_b, gamma_quantile, two_level_efficiency
 from everstep.plan.costs import NODE, Costs
 from everstep.plan.interval import efficiency, optimal_period_s
+from everstep.plan.nodes import num_spares
 from everstep.plan.placement import recovery_probability
 from everstep.plan.policy import Situation, Tier, decide
 
@@ -142,7 +143,7 @@ def recommend(question: Question, costs: Costs | None = None) -> Recommendation:
             for lost in range(1, min(MOST_LOST, question.nodes) + 1)
         ),
         standbys=model.standbys,
-        spares_p99=binomial_quantile(question.nodes, min(0.999, DAY_S * model.node_rate / question.nodes), 0.99),
+        spares_p99=num_spares(question.nodes, min(0.999, DAY_S * model.node_rate / question.nodes)),
         remedies=model.remedies(),
         notes=tuple(model.notes(every)),
     )

@@ -64,7 +64,7 @@ PRESETS = {
     for preset in (
         Preset(
             "everstep",
-            frozenset(Action),
+            frozenset(Action) - {A.REROUTE, A.TAKE_OVER, A.REPARTITION},  # of pipelines, which it does not run yet
             {},
             Saving(),
             "the priors of plan.costs; state comes from live copies, so that only the interrupted step is made again",

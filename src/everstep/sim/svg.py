@@ -11,7 +11,7 @@ from html import escape
 
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999", "#009E73", "#555555", "#000000")
 WIDTH, LEFT, RIGHT = 920, 190, 70
-FITS = 24  # characters left of a bar
+FITS = 20  # characters left of a bar
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
