@@ -207,24 +207,26 @@ def test_a_standby_makes_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("global_batch", [24, 25])
 def test_the_batch_stays_the_same_with_fewer_and_more_members(tmp_path: Path, global_batch: int) -> None:
-    """4 members, 3, 2, and 4 again: losses and learning rates are those of one process without Everstep.
+    """4 members, 3, 4 again, 2, and 4 again: losses and learning rates are those of one process without Everstep.
 
-    In float64: as many steps as a new member's start takes make more than 1e-5 of another order of a sum in float32.
+    A new member is there within one or two steps, so that two must die at once for a step of two members.
+    In float64: the order of a sum makes more than 1e-5 in float32 over as many steps as there may be.
     """
     args = steps(ENDLESS, "--dropout", "0", "--double", "--global-batch", str(global_batch))
     with SessionRun(tmp_path, *FOUR, args=args) as run:
         run.until_committed(10)
-        members = run.until_members(4)
-        for role, left in ((1, 3), (3, 2)):
-            os.kill(members[role], signal.SIGKILL)
-            run.until_dealt_to(left)
+        for roles in ((1,), (1, 3)):
+            members = run.until_members(4)
+            for role in roles:
+                os.kill(members[role], signal.SIGKILL)
+            run.until_dealt_to(4 - len(roles))
         run.until_members(4)
         run.until_committed(run.committed() + 10)
         run.stop()
         story = run.check()
-        sizes = [step.members for step in story]
-        assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before][:3] == [4, 3, 2]
-        assert sizes[-1] == 4
+        sizes = {step.members for step in story}
+        assert {2, 3, 4} <= sizes
+        assert story[-1].members == 4
         losses, rates, _ = oracle(ENDLESS, global_batch, len(story), double=True)
         assert [step.loss for step in story] == pytest.approx(losses, abs=1e-5)
         assert [step.lr for step in story] == rates
