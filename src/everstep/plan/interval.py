@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 BOUND = 0.01  # of the step time, unless told otherwise
@@ -90,8 +90,10 @@ class Tuner:
 
     @property
     def cost(self) -> Cost:
-        """As measured so far."""
+        """As measured so far. The stall with its standard error added: a bound is to be kept, not to be met half the time."""
         stall = max(0.0, fmean(self._stalls)) if self._stalls else -1.0
+        if len(self._stalls) > 1:
+            stall += stdev(self._stalls) / math.sqrt(len(self._stalls))
         step = fmean(self._quiet) if self._quiet else -1.0
         return Cost(step, stall, median(self._wholes) if self._wholes else -1.0)
 
