@@ -205,7 +205,9 @@ def tuning(script: Script, sizes: Sequence[Sized]) -> list[Claim]:
         batch = script(python, "checkpoint_steps.py", "calibrate", *here, size.step_ms, 0, 0, 0)
         halves = []
         for again in (False, True):  # the tuner runs between them: the machine's state drifts over minutes
-            halves.append(script(python, "checkpoint_session.py", "sweep", *here, batch, size.sweep_steps, *size.intervals))
+            halves.append(
+                script(python, "checkpoint_session.py", "sweep", *here, batch, size.sweep_steps, *size.intervals)
+            )
             if not again:
                 rows = script(python, "checkpoint_session.py", "tuned", *here, batch, size.tuned_steps, BOUND)["rows"]
         claims += judged(size.name, best(halves), rows)

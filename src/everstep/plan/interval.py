@@ -90,7 +90,7 @@ class Tuner:
 
     @property
     def cost(self) -> Cost:
-        """As measured so far. The stall with its standard error added: a bound is to be kept, not to be met half the time."""
+        """As measured so far; the stall with its standard error added, for a bound is to be kept and not just met."""
         stall = max(0.0, fmean(self._stalls)) if self._stalls else -1.0
         if len(self._stalls) > 1:
             stall += stdev(self._stalls) / math.sqrt(len(self._stalls))
