@@ -297,6 +297,32 @@ class StepsSeen(Event, frozen=True):
     rss_bytes: int = 0
 
 
+class MetricsSeen(Event, frozen=True):
+    """What the first member's script logged of a committed step, the newest, at most once a second. After a rollback
+    the same steps come again: what was told of them before does not count."""
+
+    step: int
+    values: dict[str, float]
+
+
+class WorkersSeen(Event, frozen=True):
+    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; and its memory. Seldom, and
+    the more seldom the more workers there are."""
+
+    epoch: int
+    own_s: tuple[float, ...]
+    rss_bytes: tuple[int, ...]
+
+
+class FleetSeen(Event, frozen=True):
+    """Accelerators of a job whose workers are not listed, after a change. `slow`: of those that act."""
+
+    acting: int
+    spare: int
+    missing: int
+    slow: int = 0
+
+
 class IncidentClosed(Event, frozen=True):
     """Recovered: the first step of the new epoch was made, or the job ended. Durations in seconds.
 
@@ -347,6 +373,9 @@ Record = (
     | CauseFound
     | SurvivorsTold
     | StepsSeen
+    | MetricsSeen
+    | WorkersSeen
+    | FleetSeen
     | IncidentClosed
     | Alert
     | JobEnded
