@@ -10,13 +10,15 @@ from everstep.core import events as e
 from everstep.core.types import Blame
 from everstep.observe.view import KEPT_EVENTS, KEPT_INCIDENTS, IncidentView, Moment, View
 
-KEPT_WHOLE = 48  # newest ones with time line, alternatives and evidence; `History.incident` has those of others
+KEPT_WHOLE = 32  # newest ones with time line, alternatives and evidence; `History.incident` has those of others
+KEPT_LONG = 8  # of these, the newest with a time line of up to KEPT_EVENTS lines; the others have
+KEPT_HEAD, KEPT_TAIL = 24, 8  # the first and the last ones
 KEPT_KINDS = 64  # different kinds and causes that are told apart
 KEPT_NAMES = 16  # culprits and files of an incident
 KEPT_SIGNS = 32
 SIGN_S = 300.0  # what happened so long before an incident can have been its sign
 RECENT_S = 60.0  # what a worker's place is filled again after
-LONG = 400  # characters of a text
+LONG = 240  # characters of a text
 OTHER = "other"
 PLANNED = ("drain", "grow", "stop")  # no fault
 ASIDE = (*e.WATCHED, "save-failed")  # nobody stops for these
@@ -76,7 +78,8 @@ class Cases(msgspec.Struct):
         """It belongs to an open incident of that node or worker, or to one that is opened soon."""
         for name in reversed(self.open):
             case = self.known[name]
-            if case.kind not in ASIDE and _concerns(case.culprits + case.collateral, sign):
+            mine = sign.ended and case.kind not in PLANNED  # who ends while the job stands still does so for that
+            if case.kind not in ASIDE and (mine or _concerns(case.culprits + case.collateral, sign)):
                 note(case, sign.at_s, "sign", sign.text)
                 return
         self.signs.append(sign)
@@ -96,7 +99,7 @@ class Cases(msgspec.Struct):
         """Those that are not listed any more from now on."""
         if event.incident in self.known:  # a new controller tells what the one before did not write down
             return []
-        culprits = event.culprits[:KEPT_NAMES]
+        culprits = _blames(event.culprits)
         case = IncidentView(
             event.incident, event.kind, view.epoch, at_s, _cut(event.why), culprits, first_sign_s=at_s
         )  # fmt: skip
@@ -132,8 +135,10 @@ class Cases(msgspec.Struct):
             case.first_sign_s = self.died[case.id] = min(ends)
 
     def _bound(self, view: View) -> list[IncidentView]:
+        if len(self.whole) > KEPT_LONG:
+            _shorten(self.known[self.whole[-KEPT_LONG - 1]])
         if len(self.whole) > KEPT_WHOLE:
-            strip(self.known[self.whole.pop(0)])
+            _strip(self.known[self.whole.pop(0)])
         dropped = []
         while len(view.incidents) > KEPT_INCIDENTS:
             n = next((n for n, case in enumerate(view.incidents) if case.outcome), 0)
@@ -153,8 +158,8 @@ class Cases(msgspec.Struct):
         for blame in event.culprits:
             if not any((blame.node, blame.rank) == (old.node, old.rank) for old in case.culprits):
                 _blamed(view, blame)
-        case.culprits = event.culprits[:KEPT_NAMES] or case.culprits
-        case.collateral = event.collateral[:KEPT_NAMES] or case.collateral
+        case.culprits = _blames(event.culprits) or case.culprits
+        case.collateral = _blames(event.collateral) or case.collateral
         if event.why and event.why != case.why:
             case.why = _cut(event.why)
             note(case, at_s, "detect", case.why)
@@ -214,6 +219,8 @@ class Cases(msgspec.Struct):
             self.open.remove(event.incident)
         self.died.pop(event.incident, None)
         self._concerns_members(case, at_s)
+        if case.kind not in ASIDE:
+            self.signs = []  # whatever was seen belonged to it
         view.downtime_s += max(0.0, event.downtime_s) - max(0.0, case.downtime_s)
         case.closed_s, case.outcome, case.downtime_s = at_s, event.outcome or "closed", event.downtime_s
         case.phases, case.redone_steps = event.phases, event.redone_steps
@@ -235,7 +242,19 @@ def note(case: IncidentView, at_s: float, phase: str, text: str) -> None:
     lines.insert(n, line)
 
 
-def strip(case: IncidentView) -> None:
+def _blames(blames: tuple[Blame, ...]) -> tuple[Blame, ...]:
+    short = blames[:KEPT_NAMES]
+    if all(len(blame.detail) <= LONG for blame in short):
+        return short
+    return tuple(msgspec.structs.replace(blame, detail=_cut(blame.detail)) for blame in short)
+
+
+def _shorten(case: IncidentView) -> None:
+    if len(case.timeline) > KEPT_HEAD + KEPT_TAIL:
+        case.timeline[KEPT_HEAD:-KEPT_TAIL] = []
+
+
+def _strip(case: IncidentView) -> None:
     """What takes room of one that is long over."""
     case.timeline, case.alternatives, case.evidence = [], (), ()
     case.culprits, case.collateral, case.files = case.culprits[:4], case.collateral[:4], case.files[:4]

@@ -85,6 +85,20 @@ class Viewer:
         self._ahead_s = max(0.0, now_s - self._goodput.now_s)
 
     @property
+    def now_s(self) -> float:
+        """Of the newest entry, in seconds since the submission."""
+        return self._goodput.now_s
+
+    @property
+    def accelerators(self) -> int:
+        """That the job has now, or wants; none once it ended."""
+        return 0 if self._view.ended else self._view.fleet.total
+
+    def buckets(self) -> dict[str, float]:
+        """Those of the view, at less cost."""
+        return self._goodput.buckets(self._ahead_s)
+
+    @property
     def view(self) -> View:
         """Up to date. It is changed by later entries: encode or copy what must stay."""
         view, goodput = self._view, self._goodput
@@ -157,6 +171,8 @@ class Viewer:
         known.waits = event.new == "re-seating" and event.why.startswith(WAITS)
         if event.new in STANDS:
             self._stands(event.new)
+        elif event.new == "running" and event.old == "suspect" and not view.simulated:
+            self._goodput.relabel(self._goodput.last_s, at_s, g.PRODUCTIVE)  # it was unfounded
         elif event.new == "running" and self._makes_steps:
             self._goodput.resumed()
             known.owner = ""
