@@ -15,7 +15,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.observe import goodput as g
-from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign
+from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign, name_in
 from everstep.observe.known import VERSION, Known, Steps
 from everstep.observe.training import Training
 from everstep.observe.view import KEPT_ALERTS, KEPT_EPOCHS, AlertView, EpochView, View, WorkerState
@@ -257,7 +257,8 @@ class Viewer:
     def _opened(self, event: e.IncidentOpened, at_s: float) -> None:
         for case in self._cases.opened(self._view, event, at_s):
             cost = self._goodput.charged.pop(case.id, {})
-            cause, told = self._cases.cause(case), self._known.told_costs
+            told = self._known.told_costs
+            cause = name_in(told, self._cases.cause(case))
             told[cause] = told.get(cause, 0.0) + sum(cost.values())
         if self._goodput.missing and not self._goodput.short and event.kind not in ASIDE:
             self._known.lacks()
