@@ -22,6 +22,7 @@ class Steps(msgspec.Struct):
     began: int = 0
     fresh: bool = True  # none was made in it
     saves: int = 0
+    saved_step: int = -1
     stalled_s: float = 0.0
     paces: list[tuple[float, int]] = []  # of the last intervals: seconds, steps
 
@@ -59,11 +60,13 @@ class Known(msgspec.Struct):
     def counted(self) -> bool:
         """After a change of who is where. True: another number is missing."""
         goodput = self.goodput
-        before = goodput.missing
+        missing, warming = goodput.missing, goodput.warming
         goodput.fleet(*self.places.count(self.view))
-        if goodput.missing > before and not goodput.short:
+        if goodput.warming and not warming:
+            goodput.blamed = self.cases.recent(goodput.now_s)
+        if goodput.missing > missing and not goodput.short:
             self.lacks()
-        return goodput.missing != before
+        return goodput.missing != missing
 
     def lacks(self) -> None:
         """What is missing from now on is charged to the open incident."""

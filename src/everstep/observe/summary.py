@@ -113,6 +113,7 @@ class _Fold:
     def __init__(self) -> None:
         self.summary = Summary(epochs=[], incidents=[], alerts=[], nodes={})
         self.incidents: dict[str, IncidentSummary] = {}
+        self.epochs: dict[int, EpochSummary] = {}
         self.intervals: list[tuple[float, int]] = []  # seconds a step, steps
         self.began_s: float | None = None
         self.offset_s = 0.0  # added to the controller's clock to keep one time line over its lives
@@ -144,7 +145,9 @@ class _Fold:
                 summary.nodes[node] = how.value
             case e.EpochFormed(plan):
                 nodes = tuple(m.node for m in plan.members)
-                summary.epochs.append(EpochSummary(plan.epoch, plan.world_size, nodes, self.at(entry.t_s)))
+                epoch = EpochSummary(plan.epoch, plan.world_size, nodes, self.at(entry.t_s))
+                self.epochs[plan.epoch] = epoch
+                summary.epochs.append(epoch)
             case e.StepsSeen():
                 self._steps(entry.event)
             case e.StateRestored(_, step, _, lost):
@@ -168,7 +171,7 @@ class _Fold:
     # Steps ----------------------------------------------------------------------------------------------
 
     def _steps(self, seen: e.StepsSeen) -> None:
-        epoch = next((x for x in reversed(self.summary.epochs) if x.epoch == seen.epoch), None)
+        epoch = self.epochs.get(seen.epoch)
         if epoch is None or seen.step < 1:
             return
         seen = msgspec.structs.replace(seen, step=seen.step - epoch.began)
@@ -209,7 +212,7 @@ class _Fold:
 
     def _alert(self, alert: e.Alert, epoch_number: int) -> None:
         self.summary.alerts.append(alert)
-        epoch = next((x for x in reversed(self.summary.epochs) if x.epoch == epoch_number), None)
+        epoch = self.epochs.get(epoch_number)
         if alert.kind == "step-fell-back" and epoch is not None:
             self._from_scratch(epoch)
 
@@ -255,8 +258,8 @@ class _Fold:
 
     def _last_step(self, incident: IncidentSummary) -> None:
         """The epoch's last progress is written down after the incident that ended it."""
-        epoch = next((x for x in self.summary.epochs if x.epoch == incident.epoch and x.steps), None)
-        if epoch is not None:
+        epoch = self.epochs.get(incident.epoch)
+        if epoch is not None and epoch.steps:
             incident.last_step_s, incident.step = epoch.last_step_s, epoch.last_total
 
     # The end --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.observe import goodput as g
-from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign
+from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign, name_in
 from everstep.observe.known import VERSION, Known, Steps
 from everstep.observe.training import Training
 from everstep.observe.view import KEPT_ALERTS, KEPT_EPOCHS, AlertView, EpochView, View, WorkerState
@@ -83,6 +83,20 @@ class Viewer:
         """Time has passed to this moment (seconds since the submission) and nothing was written: the view shows
         what that costs, if all is as it looks. The next entry tells what it was."""
         self._ahead_s = max(0.0, now_s - self._goodput.now_s)
+
+    @property
+    def now_s(self) -> float:
+        """Of the newest entry, in seconds since the submission."""
+        return self._goodput.now_s
+
+    @property
+    def accelerators(self) -> int:
+        """That the job has now, or wants; none once it ended."""
+        return 0 if self._view.ended else self._view.fleet.total
+
+    def buckets(self) -> dict[str, float]:
+        """Those of the view, at less cost."""
+        return self._goodput.buckets(self._ahead_s)
 
     @property
     def view(self) -> View:
@@ -155,8 +169,10 @@ class Viewer:
         view, known = self._view, self._known
         view.stage = event.new
         known.waits = event.new == "re-seating" and event.why.startswith(WAITS)
-        if event.new in STANDS and self._goodput.open[-1].kind in g.STEPPING and self._goodput.started:
+        if event.new in STANDS:
             self._stands(event.new)
+        elif event.new == "running" and event.old == "suspect" and not view.simulated:
+            self._goodput.relabel(self._goodput.last_s, at_s, g.PRODUCTIVE)  # it was unfounded
         elif event.new == "running" and self._makes_steps:
             self._goodput.resumed()
             known.owner = ""
@@ -166,12 +182,17 @@ class Viewer:
 
     def _stands(self, stage: str) -> None:
         """Nobody makes a step from now on. Who is asked to stop at a step, without a fault, makes those until then."""
-        known, goodput, case = self._known, self._goodput, self._cases.stopping()
-        known.owner = goodput.blamed = case.id if case is not None else ""
-        if case is not None and case.kind not in PLANNED:
-            goodput.stopped(self._view.step_s, self._cases.ended_s(case, goodput.last_s), known.owner)
-        elif stage == "re-forming":
-            goodput.relabel(goodput.last_s, goodput.now_s, g.RECOVERY, known.owner)
+        known, goodput, case, view = self._known, self._goodput, self._cases.stopping(), self._view
+        known.owner = case.id if case is not None else ""
+        if not goodput.started or goodput.open[-1].kind not in g.STEPPING:
+            return
+        if case is None or case.kind in PLANNED:
+            if stage == "re-forming" and not view.simulated:
+                goodput.relabel(goodput.last_s, goodput.now_s, g.RECOVERY, known.owner)
+        elif view.simulated:  # it is known when the fault came
+            goodput.stopped(0.0, case.opened_s, known.owner)
+        else:
+            goodput.stopped(view.step_s, self._cases.ended_s(case, goodput.last_s), known.owner)
 
     @property
     def _makes_steps(self) -> bool:
@@ -190,7 +211,7 @@ class Viewer:
         if stage == "suspect":
             return g.DETECTION if runs else g.RECOVERY
         lacks = goodput.missing > 0
-        if not goodput.started:
+        if not goodput.started and not self._known.owner:
             return g.WAITING if lacks and stage in ("", "checking", "re-forming") else g.START
         if stage == "re-forming" or (self._known.waits and lacks):
             return g.WAITING
@@ -236,7 +257,8 @@ class Viewer:
     def _opened(self, event: e.IncidentOpened, at_s: float) -> None:
         for case in self._cases.opened(self._view, event, at_s):
             cost = self._goodput.charged.pop(case.id, {})
-            cause, told = self._cases.cause(case), self._known.told_costs
+            told = self._known.told_costs
+            cause = name_in(told, self._cases.cause(case))
             told[cause] = told.get(cause, 0.0) + sum(cost.values())
         if self._goodput.missing and not self._goodput.short and event.kind not in ASIDE:
             self._known.lacks()
