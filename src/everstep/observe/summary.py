@@ -1,9 +1,8 @@
 """What a job's journal amounts to: one fold over its entries into a `Summary`, for a finished or a running job.
 
-ETTR here is effective training time / wall time. The effective time of an epoch is the time from its first to its
-last step, less the share of the steps which only redid what an earlier epoch had done; the wall time runs from the
-job's submission to its end (or the newest entry). So starts, first steps, detection, restarts and redone work count
-as lost, and an undisturbed job has an ETTR of nearly 1.
+ETTR here is effective training time / wall time, as in the view of the job (docs/goodput.md): time in which steps were
+made that last, over the time from the job's submission to its end (or the newest entry). So starts, first steps,
+detection, restarts and redone work count as lost, and an undisturbed job has an ETTR of nearly 1.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.types import Blame, Verdict
+from everstep.observe.viewer import Viewer
 
 CLOCK_JUMP_S = 5.0  # a new controller whose monotonic clock differs by more from wall time runs on another clock
 
@@ -34,13 +34,6 @@ class EpochSummary(msgspec.Struct):
     began: int = 0  # steps of a kept state that it began with: its workers count on from there
     saves: int = 0
     rss_bytes: int = 0
-
-    @property
-    def effective_s(self) -> float:
-        """From the first to the last step, less the share of redone steps."""
-        if self.steps < 1 or self.first_step_s < 0:
-            return 0.0
-        return (self.last_step_s - self.first_step_s) * max(0.0, 1 - self.redone_steps / self.steps)
 
 
 class IncidentSummary(msgspec.Struct):
@@ -118,6 +111,7 @@ class _Fold:
         self.began_s: float | None = None
         self.offset_s = 0.0  # added to the controller's clock to keep one time line over its lives
         self.last: e.Entry | None = None
+        self.viewer = Viewer()
 
     def at(self, t_s: float) -> float:
         """Controller's clock to seconds since submission."""
@@ -125,6 +119,7 @@ class _Fold:
 
     def add(self, entry: e.Entry) -> None:
         summary = self.summary
+        self.viewer.add(entry)
         if self.began_s is None:
             self.began_s = entry.t_s
             summary.job, summary.submitted_wall_s = entry.job, entry.wall_s
@@ -272,7 +267,7 @@ class _Fold:
             self._last_step(incident)
         summary.restarts = max(0, len(summary.epochs) - 1)
         summary.redone_steps = sum(x.redone_steps for x in summary.epochs)
-        summary.effective_s = sum(x.effective_s for x in summary.epochs)
+        summary.effective_s = self.viewer.effective_s
         summary.step_s = _weighted_median(self.intervals)
         return summary
 
