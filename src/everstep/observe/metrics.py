@@ -12,16 +12,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
-
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.core import Metric as Family
-from prometheus_client.registry import Collector
+from typing import Any, Literal, NamedTuple
 
 from everstep.observe.view import Bucket, IncidentView, NodeState, SaveView, View, WorkerState
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JOB = "training_job"
 MAX_SCRIPT_METRICS = 64  # names that a script logs and that are told
 MAX_CAUSES = 32  # causes of faults that are told by name, the others as OTHER
@@ -29,9 +24,28 @@ MAX_LABEL = 64  # characters of a label's value
 OTHER = "other"
 
 # Told as 0 before the first one: otherwise the first of its kind is no increase.
-KINDS = ("crash", "exception", "hang", "node-lost", "slow", "corrupt", "anomaly", "rolled-back", "save-failed")
+KINDS: tuple[str, ...] = (
+    "crash",
+    "exception",
+    "hang",
+    "node-lost",
+    "slow",
+    "corrupt",
+    "anomaly",
+    "rolled-back",
+    "save-failed",
+)
 KINDS += ("step-fell-back", "incomplete", "drain", "stop")
-STAGES = ("checking", "forming", "running", "re-seating", "suspect", "evicting", "re-forming", "stopping")
+STAGES: tuple[str, ...] = (
+    "checking",
+    "forming",
+    "running",
+    "re-seating",
+    "suspect",
+    "evicting",
+    "re-forming",
+    "stopping",
+)
 STAGES += ("finished", "failed")
 
 Labelled = Mapping[tuple[str, ...], float]
@@ -62,30 +76,31 @@ class Metric(NamedTuple):
 
 
 def prometheus_text(view: View) -> bytes:
-    """The answer to GET /metrics; its type is CONTENT_TYPE."""
+    """The answer to GET /metrics; its type is CONTENT_TYPE. Needs the extra: pip install "everstep[dashboard]"."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(view))
     return generate_latest(registry)
 
 
-class _Collector(Collector):
+class _Collector:
+    """What a registry asks for families."""
+
     def __init__(self, view: View) -> None:
         self.view = view
 
-    def collect(self) -> Iterable[Family]:
-        return [family for metric in METRICS if (family := _family(metric, self.view)) is not None]
+    def collect(self) -> Iterable[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-
-def _family(metric: Metric, view: View) -> Family | None:
-    """None without a value: a name without samples says nothing."""
-    values = metric.values(view)
-    if not values:
-        return None
-    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = make(metric.name, metric.help, labels=[JOB, *metric.labels])
-    for labels, value in values.items():
-        family.add_metric([shown(view.job), *labels], value)
-    return family
+        for metric in METRICS:
+            make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = make(metric.name, metric.help, labels=[JOB, *metric.labels])
+            values = metric.values(self.view)
+            for labels, value in values.items():
+                family.add_metric([shown(self.view.job), *labels], value)
+            if values:
+                yield family
 
 
 def shown(text: str) -> str:
