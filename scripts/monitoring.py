@@ -26,8 +26,8 @@ This page is made from `src/everstep/observe/metrics.py`, the table of all names
 
 - Units are in the names: seconds, bytes, ratios (0 to 1). `_timestamp_seconds` are seconds since 1970.
 - Every series has the label `{JOB}`. No label has unbounded values: nothing is told by rank, node or incident (the
-  dashboard does); of the metrics of a script the first {MAX_SCRIPT_METRICS} are told, of causes the first {MAX_CAUSES},
-  the others as `other`.
+  dashboard does); of a script's metrics the first {MAX_SCRIPT_METRICS} are told, of causes the greatest
+  {MAX_CAUSES}, the others as `other`.
 - A counter never becomes less. What may be put right later is a gauge: `everstep_accelerator_seconds` moves time from
   `productive` to `detection` once a fault is known. Use `delta` of it, not `rate`.
 - What is not known yet is not there, and so matches no alert.
@@ -192,7 +192,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Incidents", (("everstep_incidents_total > 0", "{{kind}}"),)),
         Panel("The newest, by phase", (("everstep_incident_phase_seconds", "{{phase}}"),), "s", stacked=True),
         Panel("By cause", (("everstep_incidents_by_cause", "{{cause}}"),), kind="bargauge"),
-        Panel("Time without a step", (("everstep_downtime_seconds_total", "in all"),), "s"),
+        Panel("Time without a step", (("everstep_downtime_seconds", "in all"),), "s"),
     ),
     "Saves and control": (
         Panel(

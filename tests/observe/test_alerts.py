@@ -35,7 +35,7 @@ def healthy(minute: int) -> View:
         job="gpt", now_s=now, stage="running", epoch=2, term=1, step=30 * minute, steps=30 * minute, step_s=2.0,
         last_step_s=now - 1, metrics={"loss": 2.0}, fleet=Fleet(total=8, acting=7, spare=1), saves=saves,
         num_saves=done, saved_step=300 * done, ettr=0.98, downtime_s=30.0, by_kind={"crash": 1, "drain": 1},
-        buckets={"productive": 6.9 * now, "recovery": 0.1 * now, "idle standby": now},
+        buckets={"productive": 6.9 * now, "recovery": 0.1 * now, "idle standby": now}, entries=60 * minute,
     )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def opened(view: View, kind: str) -> None:
 
 
 def failed(view: View) -> None:
-    view.exit_code, view.stage = 3, "failed"
+    view.exit_code, view.stage, view.ended_s = 3, "failed", 60.0 * SICK_MIN
 
 
 def stands(view: View) -> None:
@@ -62,7 +62,7 @@ def unsaved(view: View) -> None:
 
 def silent(view: View) -> None:
     stands(view)
-    view.now_s = view.last_step_s
+    view.entries = 60 * SICK_MIN
 
 
 def unproductive(view: View) -> None:

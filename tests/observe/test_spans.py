@@ -16,7 +16,7 @@ def view_of(incident: IncidentView, job: str = "gpt") -> View:
 def crash() -> IncidentView:
     blame = Blame(3, "node1", "signal", "SIGKILL")
     return IncidentView(
-        "I001", "crash", 2, 100.5, "rank 3 on node1: killed by SIGKILL", (blame,), first_sign_s=100.0, closed_s=104.25,
+        "I001", "crash", 2, 100.5, "rank 3 on node1: killed by SIGKILL", (blame,), first_sign_s=100.25, closed_s=104.25,
         outcome="recovered", downtime_s=4.0, phases={"detect": 0.5, "stop": 1.5, "form": 1.0, "first-step": 1.0},
         redone_steps=0, step=77, answer="promote-standby", cause=Verdict("log", (blame,), "why"),
         timeline=[Moment(100.5, "detect", "the kernel told"), Moment(101.0, "decide", "promote-standby")],
@@ -66,3 +66,6 @@ def test_an_incident_without_a_step_after_it_ends_when_it_was_closed() -> None:
     stop = IncidentView("I003", "stop", 1, 50.0, "asked by a person", closed_s=53.0, outcome="stopped")
     (root,) = spans(view_of(stop), stop)
     assert (seconds(root), root.error) == ((50.0, 53.0), "")
+    stop.phases, stop.first_sign_s = {"detect": 2.0}, 47.0
+    root, detect = spans(view_of(stop), stop)
+    assert (seconds(root), seconds(detect)) == ((47.0, 53.0), (48.0, 50.0))

@@ -3,8 +3,8 @@
 `METRICS` is the one list. The page /metrics, OpenTelemetry (observe/otlp.py), docs/metrics.md and the Grafana dashboard
 are made from it, and tests hold deploy/prometheus/alerts.yml against it. Units are in the names; what can become less
 is a gauge, even where it usually only grows (a span of time may be charged to another bucket once its cause is known).
-No label has unbounded values: nothing is told by rank, by node or by incident, a script's metrics and the causes of
-faults are the first that were seen. Every series has the label `training_job`; Prometheus itself uses `job`.
+No label has unbounded values: nothing is told by rank, node or incident, and of a script's metrics and of causes only
+so many by name. Every series has the label `training_job`; Prometheus itself uses `job`.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def counted(found: Iterable[str], names: Iterable[str]) -> Labelled:
     return {(shown(name),): float(counts[name]) for name in names}
 
 
-def first_seen(values: Mapping[str, float], most: int) -> Labelled:
-    """The first names, so that a series never moves to OTHER later; the others together."""
+def bounded(values: Mapping[str, float], most: int) -> Labelled:
+    """The first names, and the others together. Of counters the first names must be the oldest: then none becomes
+    less because it is told as OTHER."""
     kept: dict[tuple[str, ...], float] = {}
     for number, (name, value) in enumerate(values.items()):
         key = (shown(name) if number < most else OTHER,)
@@ -171,12 +172,17 @@ def resident_bytes(view: View) -> Labelled:
 
 def incidents(view: View) -> Labelled:
     names = dict.fromkeys(KINDS, 0) | view.by_kind
-    return first_seen(names, len(KINDS) + MAX_CAUSES)
+    return bounded(names, len(KINDS) + MAX_CAUSES)
 
 
 def open_incidents(view: View) -> Labelled:
     found = [incident.kind for incident in view.incidents if not incident.outcome]
     return counted(found, dict.fromkeys((*KINDS, *found)))
+
+
+def causes(values: Mapping[str, float]) -> Labelled:
+    """The greatest ones by name: these are gauges."""
+    return bounded(dict(sorted(values.items(), key=lambda item: -item[1])), MAX_CAUSES)
 
 
 def _newest_down(view: View) -> IncidentView | None:
@@ -250,6 +256,7 @@ JOB_METRICS = (
     gauge("job_stage", "1 for the stage the job is in, 0 for the others.", stages, "stage"),
     gauge("job_submitted_timestamp_seconds", "When the job was submitted.", lambda v: v.submitted_wall_s),
     gauge("job_ended", "1 once the job has ended.", lambda v: float(v.ended)),
+    gauge("job_ended_timestamp_seconds", "When it ended; not there while it runs.", lambda v: wall(v, v.ended_s)),
     gauge("job_exit_code", "Exit code of the job; not there while it runs.", lambda v: v.exit_code),
     gauge("epoch", "Number of the present membership; it rises with each change.", lambda v: v.epoch),
     gauge("epoch_members", "Members of it.", lambda v: v.epochs[-1].members if v.epochs else None),
@@ -258,7 +265,6 @@ JOB_METRICS = (
     counter("restarts", "Epochs beyond the first.", lambda v: v.restarts),
     counter("journal_entries", "Entries of the journal.", lambda v: v.entries),
     gauge("journal_bytes", "Bytes of the journal.", lambda v: v.offset),
-    gauge("journal_newest_timestamp_seconds", "When its newest entry was written.", lambda v: wall(v, v.now_s)),
     gauge("alert_timestamp_seconds", "When the newest alert of this kind was told.", alerts, "kind"),
 )
 PROGRESS_METRICS = (
@@ -295,7 +301,7 @@ INCIDENT_METRICS = (
     counter("incidents", "Incidents by what happened.", incidents, "kind"),
     gauge("incidents_by_cause", "Incidents by what was found to be the cause.", lambda v: causes(v.by_cause), "cause"),
     gauge("incidents_open", "Those that are not over.", open_incidents, "kind"),
-    counter("downtime_seconds", "Time without a step, of all incidents.", lambda v: v.downtime_s),
+    gauge("downtime_seconds", "Time without a step, of all incidents together.", lambda v: v.downtime_s),
     gauge("incident_downtime_seconds", "That of the newest incident which is over.", last_downtime_s),
     gauge("incident_phase_seconds", "Of which in each phase.", last_phases_s, "phase"),
 )
@@ -321,12 +327,13 @@ GOODPUT_METRICS = (
         lambda v: {(bucket.value,): v.buckets.get(bucket.value, 0.0) for bucket in Bucket},
         "bucket",
     ),
-    gauge("lost_accelerator_seconds", "Time lost by cause.", lambda v: causes(v.costs), "cause"),
+    gauge(
+        "lost_accelerator_seconds",
+        "Time lost by cause; by bucket where no incident caused it.",
+        lambda v: causes(v.costs),
+        "cause",
+    ),
 )
-
-
-def causes(values: Mapping[str, float]) -> Labelled:
-    return first_seen(values, MAX_CAUSES)
 
 
 SECTIONS = {

@@ -45,26 +45,38 @@ def spans(view: View, incident: IncidentView) -> list[Span]:
     assert incident.outcome
     key = f"{view.job} {view.submitted_wall_s!r} {incident.id}"
     trace_id, root_id = _number(key, 16), _number(f"{key} root", 8)
-    begin_s, end_s = _reach(incident)
+    phases = _phases(incident)
+    begin_s, end_s = _reach(incident, phases)
     root = Span(
         trace_id, root_id, 0, f"incident: {incident.kind}", _ns(view, begin_s), _ns(view, end_s),
         _attributes(view, incident), tuple(_events(view, incident)), "" if incident.kind in WANTED else incident.why,
     )  # fmt: skip
-    found, at_s = [root], begin_s
-    for phase, took_s in incident.phases.items():
-        began, at_s = _ns(view, at_s), at_s + max(0.0, took_s)
-        about: dict[str, Attribute] = {"everstep.job": view.job, "everstep.incident": incident.id}
-        span_id = _number(f"{key} phase {phase}", 8)
-        found.append(Span(trace_id, span_id, root_id, phase, began, _ns(view, at_s), about))
+    about: dict[str, Attribute] = {"everstep.job": view.job, "everstep.incident": incident.id}
+    below = [
+        Span(trace_id, _number(f"{key} phase {name}", 8), root_id, name, _ns(view, since_s), _ns(view, until_s), about)
+        for name, since_s, until_s in phases
+    ]
+    return [root, *below]
+
+
+def _phases(incident: IncidentView) -> list[tuple[str, float, float]]:
+    """Name, begin and end: detection ends when the incident is opened, the others follow one another from then on."""
+    found, at_s = [], incident.opened_s
+    for name, took_s in incident.phases.items():
+        if name == "detect":
+            found.append((name, max(0.0, at_s - took_s), at_s))
+        else:
+            found.append((name, at_s, at_s := at_s + max(0.0, took_s)))
     return found
 
 
-def _reach(incident: IncidentView) -> tuple[float, float]:
-    """From the first sign to the first new step, seconds since the job's submission."""
-    begin_s = incident.first_sign_s if incident.first_sign_s >= 0 else incident.opened_s
-    if incident.downtime_s >= 0:
-        return begin_s, begin_s + incident.downtime_s
-    return begin_s, max(begin_s, incident.closed_s)
+def _reach(incident: IncidentView, phases: list[tuple[str, float, float]]) -> tuple[float, float]:
+    """From the first sign, or the last step before, to the first new step, or the end of it all."""
+    begin_s = min([incident.opened_s, *(since_s for _, since_s, _ in phases)])
+    if incident.first_sign_s >= 0:
+        begin_s = min(begin_s, incident.first_sign_s)
+    last_s = max([begin_s, *(until_s for _, _, until_s in phases)])
+    return begin_s, last_s if "first-step" in incident.phases else max(last_s, incident.closed_s)
 
 
 def _number(key: str, num_bytes: int) -> int:
