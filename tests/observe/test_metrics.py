@@ -11,6 +11,7 @@ import promql
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from everstep.core import events as e
 from everstep.observe.metrics import JOB, METRICS, prometheus_text
 from everstep.observe.view import (
     AlertView,
@@ -24,6 +25,7 @@ from everstep.observe.view import (
     Workers,
     WorkerState,
 )
+from everstep.observe.viewer import Viewer
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 NAME = re.compile(r"\beverstep_\w+")
@@ -109,6 +111,22 @@ def test_every_name_is_told() -> None:
 )
 def test_values(name: str, labels: dict[str, str], expected: float) -> None:
     assert value(whole(), f"everstep_{name}", **labels) == expected
+
+
+def test_along_a_job_no_counter_becomes_less(journal: list[e.Entry]) -> None:
+    viewer, before = Viewer(), dict[promql.Labels, float]()
+    for entry in journal:
+        viewer.add(entry)
+        now = read(viewer.view)
+        for labels, told in before.items():
+            kind = BY_NAME[dict(labels)["__name__"]].kind
+            assert kind == "gauge" or now.get(labels, -1.0) >= told, labels
+        before = now
+    view = viewer.view
+    assert value(view, "everstep_incidents_total", kind="hang") == 1
+    assert value(view, "everstep_redone_steps_total") == 20
+    spent = [v for labels, v in before.items() if ("__name__", "everstep_accelerator_seconds") in labels]
+    assert sum(spent) == pytest.approx(4 * 41.2, rel=0.01)
 
 
 def test_what_is_not_known_is_not_told() -> None:

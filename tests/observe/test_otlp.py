@@ -174,6 +174,7 @@ def test_a_job_that_has_ended_is_told_as_of_its_end_and_once(collector: Collecto
     assert collector.got.empty()
 
 
-def test_other_urls_are_refused() -> None:
+@pytest.mark.parametrize("url", ["collector:4318", "http://", "http://[bad", "http://host:port", "ftp://host"])
+def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(UsageError, match="expected http"):
-        Sender("collector:4318")
+        Sender(url)

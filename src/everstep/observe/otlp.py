@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from everstep.core.errors import UsageError
 from everstep.observe.metrics import JOB, METRICS, Labelled, Metric
@@ -22,7 +23,7 @@ from everstep.observe.view import KEPT_INCIDENTS, View
 
 EVERY_S = 15.0
 TIMEOUT_S = 10.0  # of one round; the exporter tries again within it
-CLOSE_S = 5.0  # `close` waits for the last round, no longer
+CLOSE_S = 3.0  # `close` waits for the last round, no longer
 SETTLE_S = 30.0  # after its end an incident is told: log lines that come late may still tell its cause
 MAX_REASON = 200  # characters of why a round failed
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
@@ -42,9 +43,7 @@ class Sender:
 
     def __init__(self, url: str) -> None:
         """`url`: of the collector, as http://host:4318. Raises UsageError without the extra, or for another URL."""
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--otlp {url!r}: expected http://HOST:PORT or https://HOST:PORT")
-        base = url.rstrip("/")
+        base = _checked(url).rstrip("/")
         try:
             metrics = importlib.import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
             traces = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -71,6 +70,16 @@ class Sender:
         """Nothing is tried again from here on."""
         self.metrics.shutdown()
         self.traces.shutdown()
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url
+    except ValueError:  # of a port or an address
+        pass
+    raise UsageError(f"--otlp {url!r}: expected http://HOST:PORT or https://HOST:PORT")
 
 
 class _Reasons(logging.Handler):
