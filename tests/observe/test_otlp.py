@@ -164,14 +164,17 @@ def test_a_collector_that_hangs_holds_up_nobody(collector: Collector, said: list
 
 
 def test_a_job_that_has_ended_is_told_as_of_its_end_and_once(collector: Collector, said: list[str]) -> None:
-    export = export_to(collector, said)
-    ended = job(exit_code=0)
-    for _ in range(3):
-        export.update(ended)
-    _, metrics = read_metrics(collector.next("/v1/metrics"))
+    ended = job(exit_code=0, incidents=[crash(1)])
+    with OtlpExport(collector.url, say=said.append) as export:
+        export.update(job())
+        for _ in range(3):
+            export.update(ended)
+    bodies = [collector.got.get(timeout=WAIT_S) for _ in range(collector.got.qsize())]
+    _, metrics = read_metrics([body for path, body in bodies if path == "/v1/metrics"][-1])
     assert metrics["everstep_step"].gauge.data_points[0].time_unix_nano == (10**9 + 100) * 10**9
-    export.close(ended)
-    assert collector.got.empty()
+    assert len([path for path, _ in bodies if path == "/v1/metrics"]) <= 2
+    assert len([path for path, _ in bodies if path == "/v1/traces"]) == 1, "the end waits for no round"
+    assert said == []
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "http://", "http://[bad", "http://host:port", "ftp://host"])

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from everstep.core.errors import UsageError
@@ -23,7 +23,7 @@ from everstep.observe.view import KEPT_INCIDENTS, View
 
 EVERY_S = 15.0
 TIMEOUT_S = 10.0  # of one round; the exporter tries again within it
-CLOSE_S = 3.0  # `close` waits for the last round, no longer
+CLOSE_S = 1.5  # `close` waits for the last round, no longer
 SETTLE_S = 30.0  # after its end an incident is told: log lines that come late may still tell its cause
 MAX_REASON = 200  # characters of why a round failed
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
@@ -102,7 +102,7 @@ class _Reasons(logging.Handler):
 
 
 class OtlpExport:
-    """start(), then update(view) as often as the View changes, at last close()."""
+    """start(), then update(view) as often as the View changes, at last close(); or as a context."""
 
     def __init__(
         self,
@@ -125,6 +125,13 @@ class OtlpExport:
     def start(self) -> None:
         self.thread.start()
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def update(self, view: View) -> None:
         """Cheap while no round is due. The View is not kept."""
         now_s = time.monotonic()
@@ -142,7 +149,7 @@ class OtlpExport:
             self.changed.notify()
         self.thread.join(CLOSE_S)
         self.sender.stop()
-        self.thread.join(1.0)
+        self.thread.join(0.2)
         self.sender.reasons.close()
 
     def _new_spans(self, view: View, last: bool) -> list[list[Span]]:
