@@ -236,9 +236,10 @@ def _variables() -> Iterator[dict[str, Any]]:
     )
     for name, label, series, key in wanted:
         query = {"query": f"label_values({series}, {key})", "refId": name}
+        several = {"multi": True, "includeAll": True, "current": {"text": ["All"], "value": ["$__all"]}}
         yield {
             "name": name, "label": label, "type": "query", "datasource": SOURCE, "query": query, "refresh": 2,
-            "multi": name == "metric", "includeAll": name == "metric", "sort": 1,
+            "sort": 1, **(several if name == "metric" else {}),
         }  # fmt: skip
 
 
