@@ -263,7 +263,12 @@ def test_whoever_looks_reads_over_damage_and_a_controller_does_not(packed: Files
     def cut() -> None:
         packed.packed(2).write_bytes(packed.packed(2).read_bytes()[:-30])
 
+    def shorten() -> None:
+        lines = gzip.decompress(packed.packed(2).read_bytes()).splitlines(keepends=True)
+        packed.packed(2).write_bytes(gzip.compress(b"".join(lines[:-2])))
+
     cases: list[tuple[Callable[[], object], str]] = [
+        (shorten, f"000003.jsonl.gz: entries {second[-2]} to {second[-1]} are missing"),
         (lambda: damaged(packed), "000002.jsonl.gz, line 3 is damaged"),
         (lambda: packed.packed(2).unlink(), "segments 2 to 2 are missing"),
         (lambda: packed.packed(1).unlink(), "what came before segment 2 is missing"),
