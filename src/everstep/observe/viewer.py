@@ -94,6 +94,11 @@ class Viewer:
         """That the job has now, or wants; none once it ended."""
         return 0 if self._view.ended else self._view.fleet.total
 
+    @property
+    def effective_s(self) -> float:
+        """Seconds in which steps were made that last."""
+        return self._goodput.effective(self._ahead_s)
+
     def buckets(self) -> dict[str, float]:
         """Those of the view, at less cost."""
         return self._goodput.buckets(self._ahead_s)
@@ -108,19 +113,18 @@ class Viewer:
         view.bucket_series = goodput.bins.shares()
         self._price(goodput.losses(ahead_s))
         wall_s = view.ended_s if view.ended else view.now_s
-        view.ettr = goodput.effective(ahead_s) / wall_s if wall_s > 0 else 0.0
+        view.ettr = self.effective_s / wall_s if wall_s > 0 else 0.0
         return view
 
     def _price(self, losses: dict[str, dict[str, float]]) -> None:
         """What each incident cost, and each cause; what no incident caused, by bucket."""
         costs = dict(self._known.told_costs)
-        for owner, parts in losses.items():
-            case = self._cases.known.get(owner)
-            if case is not None:
-                case.cost = parts
+        for case in self._view.incidents:
+            case.cost = losses.pop(case.id, {})
+            if case.cost:
                 cause = self._cases.cause(case)
-                costs[cause] = costs.get(cause, 0.0) + sum(parts.values())
-                continue
+                costs[cause] = costs.get(cause, 0.0) + sum(case.cost.values())
+        for owner, parts in losses.items():
             for bucket, spent in parts.items():
                 cause = OTHER if owner else bucket
                 costs[cause] = costs.get(cause, 0.0) + spent
@@ -303,7 +307,11 @@ class Viewer:
         self._count()
 
     def _drains(self, event: e.DrainAsked, at_s: float) -> None:
-        self._places.leaving(self._view, event.target, event.undo, at_s)
+        if "/" in event.target:
+            self._places.empty(self._view, event.target, event.undo)
+            self._count()
+        else:
+            self._places.leaving(self._view, event.target, event.undo, at_s)
         what = "may be used again" if event.undo else "is asked to leave"
         self._cases.sign(Sign(at_s, event.target.partition("/")[0], -1, f"{event.target} {what}"))
 
