@@ -75,6 +75,7 @@ PURE = (
     "src/everstep/control/seating.py",
     "src/everstep/control/seats.py",
     "src/everstep/control/slowness.py",
+    "src/everstep/control/ticks.py",
     "src/everstep/control/verdicts.py",
     "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",

@@ -19,6 +19,7 @@ from everstep.core.formation import Seat
 from everstep.core.saves import Saves, Tier
 from everstep.plan.interval import Tuner
 from everstep.plan.placement import Part, parts
+from everstep.probe import boot
 from everstep.state import capture, restore
 from everstep.state.client import News, Persist, Slot, Vault, VaultError
 from everstep.state.disk import Checkpoints
@@ -208,6 +209,7 @@ class Snapshots:
             self._vault.give_up(slot)
             raise NotFinite(f"{copied.non_finite} is not finite after step {step}: this state is not kept")
         self._vault.seal(slot, plan.index(self._job, step, epoch, time.time()), peers, persist)
+        boot.kept(step)
 
     def _persist(self) -> Persist:
         return Persist(str(self._where), {"newest": self._saving.keep, "every": self._saving.series})
