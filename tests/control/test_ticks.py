@@ -90,7 +90,17 @@ def test_each_workers_own_time_memory_and_kept_state() -> None:
     assert workers([next_one])[0].own_s == (0.3333, -1.0, 0.3)  # a step that takes long is still the newest
     (last,) = ticks.saw(beat(busy(0)), JOB, 113.0 + WORKERS_S)
     assert workers([last])[0].own_s == (0.3333, -1.0, -1.0)  # it was not heard any more
-    assert workers(ticks.saw(beat(busy(0), epoch=2), JOB, 125.0 + WORKERS_S)) == []  # other workers
+    (last,) = ticks.saw(beat(busy(0, step=0)), JOB, 123.0 + WORKERS_S)
+    assert workers([last])[0].own_s == (-1.0, -1.0, -1.0)  # a new process in its place
+    assert ticks.saw(beat(busy(0, 0.1), epoch=2), JOB, 124.0 + WORKERS_S) == []  # other workers
+    (last,) = ticks.saw(beat(busy(0), epoch=2), JOB, 124.0 + WORKERS_S + FIRST_S)
+    assert workers([last])[0] == e.WorkersSeen(2, (0.1,), (70 * MB,), (-1,))
+
+
+def test_before_the_first_step_too_but_later() -> None:
+    ticks = Ticks()
+    told = [workers(ticks.saw(beat(busy(0, step=0)), JOB, float(second))) for second in range(15)]
+    assert [second for second, records in enumerate(told) if records] == [WORKERS_S]
 
 
 def test_up_to_date_before_an_incident_but_not_twice() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -62,14 +62,65 @@ def test_what_a_script_wrote_over_is_no_value(page: Page, data: bytes) -> None:
 def test_read_beside_a_writer_and_after_its_kill(page: Page) -> None:
     command = [sys.executable, "-c", WRITER, str(page.fd)]
     with subprocess.Popen(command, pass_fds=(page.fd,), stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        last = 1
-        for _ in range(20_000):
-            last = _whole(page, last)
-        writer.send_signal(signal.SIGKILL)
-    assert writer.returncode == -signal.SIGKILL
-    assert _whole(page, last) >= last > 1000 and os.fstat(page.fd).st_size
+        try:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            last = 1
+            for _ in range(20_000):
+                last = _whole(page, last)
+        finally:
+            writer.kill()
+    assert _whole(page, last) >= last > 1000
+
+
+class Touched:
+    """A page's memory, in which something happens when values are read or written."""
+
+    def __init__(self, page: Page, happens: Callable[[], None]) -> None:
+        self.page, self.memory, self.happens = page, page.memory, happens
+
+    def __enter__(self) -> None:
+        self.page.memory = cast(Any, self)
+
+    def __exit__(self, *_error: object) -> None:
+        self.page.memory = self.memory
+
+    def __setitem__(self, place: slice, data: bytes) -> None:
+        self.memory[place.start : place.start + len(data) // 2] = data[: len(data) // 2]
+        self.happens()
+
+    def __getitem__(self, place: slice) -> bytes:
+        happens, self.happens = self.happens, lambda: None
+        happens()
+        return self.memory[place]
+
+
+def test_killed_in_the_middle_of_a_write(page: Page) -> None:
+    for text in (b"first", b"second"):
+        page.put_values(text)
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt), Touched(page, killed):
+            page.put_values(b"a third one, which is longer")
+        assert page.values() == b"second"
+    page.put_values(b"fourth")
+    assert page.values() == b"fourth"
+
+
+def test_written_again_and_again_in_the_middle_of_a_read(page: Page) -> None:
+    page.put_values(b"first")
+    worker = Page(os.dup(page.fd))
+
+    def writes() -> None:
+        for text in (b"second", b"the third"):
+            worker.put_values(text)
+
+    with Touched(page, writes):
+        assert page.values() in (b"second", b"the third")
+    worker.close()
 
 
 def _whole(page: Page, last: int) -> int:

@@ -199,7 +199,7 @@ class SessionRun(LocalRun):
         written = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         logged = {line["step"]: line["loss"] for line in written}
         assert [line["step"] for line in written] == sorted(logged), "metrics of a step done again are there once"
-        assert self._told().items() <= logged.items(), "the journal has other values than the file"
+        assert self.told().items() <= logged.items(), "the journal has other values than the file"
         shares = self._shares(begun)
         by_step: dict[int, list[Line]] = defaultdict(list)
         for lines in commits.values():
@@ -208,7 +208,7 @@ class SessionRun(LocalRun):
         assert sorted(by_step) == list(range(num_steps)), f"steps missing: {set(range(num_steps)) - set(by_step)}"
         return [self._check_step(step, by_step[step], shares, restarts) for step in range(num_steps)]
 
-    def _told(self) -> dict[int, float]:
+    def told(self) -> dict[int, float]:
         """Step -> loss, by the journal; after a rollback the steps behind it are others."""
         told: dict[int, float] = {}
         for entry in self.entries():

@@ -50,6 +50,9 @@ def test_one_of_four_is_killed(tmp_path: Path) -> None:
         assert {step.members for step in run.check()} == {3, 4}
         assert outcomes(run)[:1] == ["recovered"]
         assert len(run.events(e.EpochFormed)) == 1  # no other process was touched
+        assert run.told() and run.events(e.MetricsSeen)[-1].step > 20
+        seen = run.events(e.WorkersSeen)[-1]
+        assert sum(own_s > 0 for own_s in seen.own_s) >= 3 and min(seen.rss_bytes) > 0 and max(seen.kept_steps) > 0
 
 
 def test_an_exception_of_one_member_is_its_death(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from everstep.core.types import NodeProgress, WorkerProgress
 
 METRICS_S = 1.0  # at most one MetricsSeen in this time
 WORKERS_S, WORKERS_PER_S = 10.0, 16  # one WorkersSeen in the first, or when so many of its workers a second are written
-FIRST_S = 2.0  # after the begin of an epoch comes its first
+FIRST_S = 2.0  # after its first steps an epoch has its first
 LEAST_S = 1.0  # between two of them, whatever happens
 STALE_S = 10.0  # a worker that was not heard for so long is not told of
 DIGITS = 4  # of a time: enough for a colour
@@ -26,6 +26,7 @@ DIGITS = 4  # of a time: enough for a colour
 class _Worker(msgspec.Struct):
     """One rank since the last record. `own_s`: in the steps before."""
 
+    step: int = 0
     heard_s: float = -math.inf
     sum_s: float = 0.0
     num_steps: int = 0
@@ -45,11 +46,12 @@ class Ticks:
         self._told_s = -math.inf
         self._seen_s = -math.inf  # the last WorkersSeen
         self._due_s = math.inf  # the next
+        self._fresh = True  # no step was seen in this epoch
 
     def saw(self, message: NodeProgress, job: Job, now: float) -> list[e.Record]:
         if message.epoch != self._epoch:
             self._epoch, self._workers = message.epoch, {}
-            self._due_s = now + FIRST_S
+            self._due_s, self._fresh = now + WORKERS_S, True
         for worker in message.workers:
             self._heard(worker, now)
         return self._records(job, now, METRICS_S, self._due_s)
@@ -59,9 +61,14 @@ class Ticks:
 
     def _heard(self, worker: WorkerProgress, now: float) -> None:
         known = self._workers.setdefault(worker.rank, _Worker())
+        if worker.step < known.step:  # another process
+            known = self._workers[worker.rank] = _Worker()
+        known.step = worker.step
         known.heard_s, known.rss_bytes, known.kept_step = now, worker.rss_bytes, worker.kept_step
         known.sum_s += sum(work.work_s for work in worker.work)
         known.num_steps += len(worker.work)
+        if self._fresh and worker.work:
+            self._fresh, self._due_s = False, min(self._due_s, now + FIRST_S)
         if worker.logged is not None:
             known.logged = worker.logged
 
