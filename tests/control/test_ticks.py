@@ -63,6 +63,8 @@ def test_the_first_member_of_the_newest_formation_counts() -> None:
 def test_without_a_session_the_first_rank_that_logs_counts() -> None:
     ticks = Ticks()
     assert metrics(ticks.saw(beat(logs(2, 9, epoch=0), logs(1, 8, epoch=0)), JOB, 1.0)) == [(8, {"loss": 8.0})]
+    gone = replace(logs(1, 8, epoch=0), phase=Phase.DONE)
+    assert metrics(ticks.saw(beat(logs(2, 11, epoch=0), gone), JOB, 2.0)) == [(11, {"loss": 11.0})]
     assert metrics(ticks.saw(beat(logs(1, 1, epoch=0), epoch=2), JOB, 3.0)) == [(1, {"loss": 1.0})]  # a new attempt
 
 
@@ -87,9 +89,9 @@ def test_each_workers_own_time_memory_and_kept_state() -> None:
     (first,) = ticks.saw(beat(busy(0, 0.3, kept_step=41), busy(2)), JOB, 100.0 + FIRST_S)
     assert first == e.WorkersSeen(1, (0.2, -1.0, 0.3), (70 * MB, 0, 72 * MB), (41, -1, -1))
     (next_one,) = ticks.saw(beat(busy(0, 1 / 3), busy(2)), JOB, 102.0 + WORKERS_S)
-    assert workers([next_one])[0].own_s == (0.3333, -1.0, 0.3)  # a step that takes long is still the newest
+    assert workers([next_one])[0].own_s == (0.333, -1.0, 0.3)  # a step that takes long is still the newest
     (last,) = ticks.saw(beat(busy(0)), JOB, 113.0 + WORKERS_S)
-    assert workers([last])[0].own_s == (0.3333, -1.0, -1.0)  # it was not heard any more
+    assert workers([last])[0].own_s == (0.333, -1.0, -1.0)  # it was not heard any more
     (last,) = ticks.saw(beat(busy(0, step=0)), JOB, 123.0 + WORKERS_S)
     assert workers([last])[0].own_s == (-1.0, -1.0, -1.0)  # a new process in its place
     assert ticks.saw(beat(busy(0, 0.1), epoch=2), JOB, 124.0 + WORKERS_S) == []  # other workers

@@ -6,6 +6,7 @@ TensorBoard is the real one where it is installed.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -171,7 +172,6 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def real_tensorboard(folder: Path) -> Store:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-not-found]
         EventAccumulator,
     )
@@ -184,7 +184,10 @@ def real_tensorboard(folder: Path) -> Store:
     return Store(lambda: TensorBoard(folder), curves, True)
 
 
-@pytest.fixture(params=["tensorboard", "real tensorboard", "wandb", "mlflow"])
+REAL = ["real tensorboard"] if importlib.util.find_spec("tensorboard") else []
+
+
+@pytest.fixture(params=["tensorboard", "wandb", "mlflow", *REAL])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "demo")
     fakes = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}

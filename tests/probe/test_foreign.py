@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from everstep.core.logged import decode  # noqa: E402 - only where torch is installed
+from everstep.core.logged import Logged, decode  # noqa: E402 - only where torch is installed
 from everstep.core.page import Page  # noqa: E402
 from everstep.probe import boot, foreign  # noqa: E402
 
@@ -56,6 +56,9 @@ def test_a_tracker_that_the_script_imports(page: Page, tmp_path: Path, monkeypat
     assert values(page) == (3, {"loss": 2.0, "rate": 0.5})
     assert run.log(data={"later": 1}) == "as before" and run.log(None) == "as before"
     assert values(page) == (3, {"loss": 2.0, "rate": 0.5, "later": 1.0})
+    boot.logged(2, 4, {"loss": 1.0})  # a session's own
+    run.log({"loss": 9.0})
+    assert decode(page.values()) == Logged(2, 4, {"loss": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,21 @@ import msgspec
 from everstep.control.job import Job
 from everstep.core import events as e
 from everstep.core.logged import Logged
-from everstep.core.types import NodeProgress, WorkerProgress
+from everstep.core.types import NodeProgress, Phase, WorkerProgress
 
 METRICS_S = 1.0  # at most one MetricsSeen in this time
 WORKERS_S, WORKERS_PER_S = 10.0, 16  # one WorkersSeen in the first, or when so many of its workers a second are written
 FIRST_S = 2.0  # after its first steps an epoch has its first
 LEAST_S = 1.0  # between two of them, whatever happens
 STALE_S = 10.0  # a worker that was not heard for so long is not told of
-DIGITS = 4  # of a time: enough for a colour
+DIGITS = 3  # of a time: enough for a colour
 
 
 class _Worker(msgspec.Struct):
     """One rank since the last record. `own_s`: in the steps before."""
 
     step: int = 0
+    done: bool = False
     heard_s: float = -math.inf
     sum_s: float = 0.0
     num_steps: int = 0
@@ -63,7 +64,7 @@ class Ticks:
         known = self._workers.setdefault(worker.rank, _Worker())
         if worker.step < known.step:  # another process
             known = self._workers[worker.rank] = _Worker()
-        known.step = worker.step
+        known.step, known.done = worker.step, worker.phase is Phase.DONE
         known.heard_s, known.rss_bytes, known.kept_step = now, worker.rss_bytes, worker.kept_step
         known.sum_s += sum(work.work_s for work in worker.work)
         known.num_steps += len(worker.work)
@@ -84,11 +85,12 @@ class Ticks:
         return records
 
     def _newest(self, job: Job) -> Logged | None:
-        """Of the first member of the newest formation that told any; without a session of the first rank that does."""
-        told = [(worker.logged, rank) for rank, worker in self._workers.items() if worker.logged is not None]
+        """Of the first member of the newest formation that told any; without a session of the first rank that does, and
+        still runs."""
+        told = [(w.logged, not w.done, -rank) for rank, w in self._workers.items() if w.logged is not None]
         if not told:
             return None
-        logged, _ = max(told, key=lambda each: (each[0].epoch, -each[1]))
+        logged, *_ = max(told, key=lambda each: (each[0].epoch, *each[1:]))
         lost = any(logged.epoch < back.epoch and logged.step > back.step for back in job.rollbacks if logged.epoch)
         return None if lost or not logged.values else logged
 

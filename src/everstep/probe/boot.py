@@ -52,9 +52,10 @@ def _patch_torch() -> None:
 
 def install(page: Page) -> None:
     """From now on this process is the worker of `page`."""
-    global _installed
+    global _installed, _values
     prepare()
     _progress.attach(page)
+    _values = Values()
     _installed = page
 
 
@@ -89,8 +90,8 @@ def logged(epoch: int, step: int, values: Mapping[str, float]) -> None:
 
 
 def _overheard(values: Mapping[str, float]) -> None:
-    """A session's own values are those of committed steps: the script has its trackers besides."""
-    if not _progress.session:
+    """A session that logs itself knows better which steps count: the script has its trackers besides."""
+    if not _values.of_session:
         logged(0, _progress.steps(), values)
 
 

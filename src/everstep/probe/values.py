@@ -17,6 +17,10 @@ class Values:
         self._values: dict[str, float] = {}
         self._lock = threading.Lock()  # a script may have a thread for its trackers
 
+    @property
+    def of_session(self) -> bool:
+        return self._of[0] > 0
+
     def tell(self, page: Page, epoch: int, step: int, values: Mapping[str, float]) -> None:
         with self._lock:
             if self._of != (epoch, step):
