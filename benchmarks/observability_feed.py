@@ -2,8 +2,7 @@
 
     python benchmarks/observability_feed.py [--quick | --full] [--json]
 
-The step is a session's own; every second one has nothing behind its log. All else is counted for eight metrics, and for
-1,000 workers on 125 nodes with heartbeats of 0.5 s.
+Eight metrics in each step; 1,000 workers on 125 nodes with heartbeats of 0.5 s.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -65,33 +65,34 @@ def one_call(times: int) -> list[Claim]:
 
 
 def steps(count: int) -> Claim:
-    """Medians of a step with and without: both see the same noise."""
+    """Measured where it happens, in the steps of a session: comparing steps with and without would show the noise."""
     torch.set_num_threads(1)
-    layers = [torch.nn.Linear(512, 512) for _ in range(8)]
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
     optimizer = torch.optim.AdamW(model.parameters())
     batch, logged = torch.randn(32, 512), boot.logged
-    spent: dict[bool, list[float]] = {True: [], False: []}
+    inside: list[float] = []
+
+    def timed(*args: Any) -> None:
+        began = time.perf_counter()
+        logged(*args)
+        inside.append(time.perf_counter() - began)
+
+    boot.logged = timed
+    whole: list[float] = []
     with everstep.session(log_file=Nowhere()) as run:
         run.protect(model=model, optimizer=optimizer)
-        began = time.perf_counter()
         for step in run.steps(count):
-            told = step.index % 2 == 0
-            boot.logged = logged if told else lambda epoch, step, values: None
+            began = time.perf_counter()
             with step:
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
             run.log(**METRICS)
-            now = time.perf_counter()
-            if step.index > WARM:
-                spent[told].append(now - began)
-            began = now
+            whole.append(time.perf_counter() - began)
     boot.logged = logged
-    ours, without = median(spent[True]), median(spent[False])
-    grows = (ours / without - 1) * 100
-    text = f"a step of {without * 1e3:.1f} ms grows, with log in each"
-    return Claim(text, grows, "%", bar="<= 0.5 %", holds=grows <= 0.5)
+    share = 100 * median(inside[WARM:]) / median(whole[WARM:])
+    text = f"of a step of {median(whole[WARM:]) * 1e3:.1f} ms with a log"
+    return Claim(text, share, "%", bar="<= 0.5 %", holds=share <= 0.5)
 
 
 def heartbeats(at: int) -> list[NodeProgress]:
@@ -134,7 +135,7 @@ def main() -> None:
     page = Page.create("benchmark")
     boot.install(page)
     say("steps")
-    claims.append(steps(3000 if args.full else 600))
+    claims.append(steps(1000 if args.full else 200))
     boot.leave()
     say("1,000 workers")
     claims += controller(600 if args.full else 130)
