@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from everstep.control.job import Job
 from everstep.control.ticks import FIRST_S, WORKERS_S, Ticks
 from everstep.core import events as e
-from everstep.core.formation import Formation, Rollback, Seat, links
+from everstep.core.formation import Rollback
 from everstep.core.logged import Logged
 from everstep.core.types import JobSpec, NodeProgress, Phase, WorkerProgress
 from everstep.core.work import StepWork
@@ -124,16 +124,3 @@ def test_the_more_workers_the_more_seldom(num_workers: int, most: int) -> None:
     for second in range(600):
         count += len(workers(ticks.saw(message, JOB, float(second))))
     assert most - 4 < count <= most
-
-
-# Links --------------------------------------------------------------------------------------------------
-
-
-def formation(*names: str) -> Formation:
-    return Formation(1, tuple(Seat(name, "n", "h", "") for name in names), False, 0)
-
-
-def test_links_that_a_change_keeps() -> None:
-    assert links(None, formation("a", "b", "c")) == (0, 3)
-    assert links(formation("a", "b", "c"), formation("a", "c", "d")) == (1, 2)
-    assert links(formation("a", "b"), formation("b")) == (0, 0)

@@ -273,7 +273,10 @@ def test_one_that_never_answers_does_not_hold_up_the_end(
     tracker.write(1, {"loss": 0.0})
     tracker.close()
     assert "did not take its last values" in capsys.readouterr().err
+    monkeypatch.undo()
     tracker.gate.set()
+    tracker.close()
+    assert tracker.got == [1]
 
 
 def test_a_run_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

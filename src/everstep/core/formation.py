@@ -69,14 +69,6 @@ class Formation(msgspec.Struct, frozen=True, tag=True):
         return next((role for role, seat in enumerate(self.seats) if seat.worker == worker), None)
 
 
-def links(before: Formation | None, after: Formation) -> tuple[int, int]:
-    """How many a change kept, and how many are new: every two members have one, and those of two that stay remain."""
-    stayers = {seat.worker for seat in before.seats} if before is not None else set()
-    kept = sum(seat.worker in stayers for seat in after.seats)
-    total = len(after.seats)
-    return kept * (kept - 1) // 2, (total * (total - 1) - kept * (kept - 1)) // 2
-
-
 class Stage(str, enum.Enum):
     """How far a worker's session is."""
 

@@ -162,6 +162,8 @@ class Snapshots:
         """The members of an epoch: it follows who writes what, and to whom it goes."""
         self._seats, self._role, self._shards = seats, role, shards
         self._part = parts([seat.node for seat in seats], shards, self._saving.copies)[role]
+        if not self._part.writes:
+            boot.kept(-1)  # another one does from here on
 
     def take(self) -> None:
         """Nothing changes the state until the next optimizer step: begin the copy that is due."""
