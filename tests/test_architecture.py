@@ -77,6 +77,7 @@ PURE = (
     "src/everstep/control/seating.py",
     "src/everstep/control/seats.py",
     "src/everstep/control/slowness.py",
+    "src/everstep/control/ticks.py",
     "src/everstep/control/verdicts.py",
     "src/everstep/observe/cases.py",
     "src/everstep/observe/goodput.py",

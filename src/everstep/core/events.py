@@ -308,12 +308,13 @@ class MetricsSeen(Event, frozen=True):
 
 
 class WorkersSeen(Event, frozen=True):
-    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; and its memory. Seldom, and
-    the more seldom the more workers there are."""
+    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; its memory; and the newest
+    step whose state it put into the vault of its node, -1: none. Seldom: the more workers, the more seldom."""
 
     epoch: int
     own_s: tuple[float, ...]
     rss_bytes: tuple[int, ...]
+    kept_steps: tuple[int, ...] = ()
 
 
 class FleetSeen(Event, frozen=True):
