@@ -94,6 +94,13 @@ class Logs(Group, frozen=True):
         return (Std.ALL & ~redirected) | std_of(self.tee, "logs.tee", local_rank)
 
 
+class Report(Group, frozen=True):
+    """What report.html tells beside accelerators' time."""
+
+    price: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of an accelerator for an hour; 0: no money is told
+    currency: str = "USD"
+
+
 class Rendezvous(Group, frozen=True):
     standalone: bool = False
     endpoint: str = ""
@@ -156,6 +163,7 @@ class RunConfig(Group, frozen=True):
     hang: Hang = Hang()
     straggler: Straggler = Straggler()
     logs: Logs = Logs()
+    report: Report = Report()
     rendezvous: Rendezvous = Rendezvous()
     control: Control = Control()
     worker: Worker = Worker()
