@@ -59,7 +59,7 @@ def said(capsys: pytest.CaptureFixture[str], *line: str) -> str:
 
 def test_report(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = said(capsys, "report", str(run), "--price", "2.5")
-    assert "The job finished after 27.0 s" in text and "Training stood still for 2.2 s" in text and "USD" in text
+    assert "The job finished after 27.0 s" in text and "Training stood still for 2.2 s" in text
     html = (run / "report.html").read_text()
     assert "last words" in html and "x" * 6200 not in html, "the end of the culprit's log is quoted"
     assert 'href="incidents/I001/rank1-log.txt"' in html

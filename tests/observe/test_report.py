@@ -41,7 +41,7 @@ VOID = {"meta", "br"}
 @pytest.fixture
 def view(journal: list[e.Entry]) -> View:
     viewer = Viewer()
-    for entry in journal:
+    for entry in sorted(journal, key=lambda entry: entry.t_s):
         viewer.add(entry)
     return viewer.view
 
@@ -91,7 +91,7 @@ def test_it_answers_what_a_person_asks_first(view: View) -> None:
         "rank 2 on node1 was killed by signal 9 (sent from outside) at step 40",  # what, who and why
         "2023-11-14 22:13:31 UTC",  # when
         "Training stood still for 1.1 s, and 10 steps had to be made again",  # how long
-        "detect 100 ms 8.7 % from the last step until it was noticed",
+        "detect 100 ms 8.70 % from the last step until it was noticed",
         "first-step 900 ms",  # phase by phase
         "Look for who sends signals on node1",  # what to do
         "What went wrong cost",  # what it cost

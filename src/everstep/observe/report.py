@@ -199,16 +199,19 @@ def _one(incident: IncidentView, view: View) -> str:
 
 
 def _cost(view: View, price: Price) -> list[str]:
-    total, lost = sum(view.buckets.values()), sum(cost_s(incident) for incident in view.incidents)
+    total = sum(view.buckets.values())
     if not total:
         return []
+    lost = sum(cost_s(incident) for incident in view.incidents if not planned(incident))
+    asked = sum(cost_s(incident) for incident in view.incidents if planned(incident))
     useful = view.buckets.get(Bucket.PRODUCTIVE.value, 0.0) / total
     lines = [f"{percent(useful)} of the accelerators' time went into steps that stayed."]
-    if lost:
-        paid = money(price, lost)
-        lines.append(
-            f"What went wrong cost {accelerator_time(lost)}{f' ({paid})' if paid else ''}: {percent(lost / total)}."
-        )
+    for spent, what in ((lost, "What went wrong"), (asked, "What was asked for (stops, drains, newcomers)")):
+        if spent:
+            paid = money(price, spent)
+            lines.append(
+                f"{what} cost {accelerator_time(spent)}{f' ({paid})' if paid else ''}: {percent(spent / total)}."
+            )
     return lines
 
 
