@@ -87,7 +87,7 @@ def test_incidents_and_explain(run: Path, capsys: pytest.CaptureFixture[str]) ->
     text = said(capsys, "explain", "i001", "--run", str(run), "--price", "100")
     for part in (
         "A worker died: rank 1 on node0 was killed by signal 9 at step 40",
-        "respawn-in-place: 1 s down, 2.00 accelerator-seconds expected",
+        "a new process in its place (respawn-in-place): 1 s down, 2.00 accelerator-seconds expected",
         "instead of stop: 3600 s down",
         "training stood still for 2.2 s",
         "Look for who sends signals on node0",

@@ -203,7 +203,8 @@ def test_a_decision_is_told_with_what_was_weighed() -> None:
     )  # fmt: skip
     parts = {part.question: " / ".join(part.lines) for part in explain(incident, 0.0, Price(36.0))}
     assert parts["What was done"] == (
-        "promote-standby: 0.4 s down, 1.60 accelerator-seconds expected / instead of respawn-in-place: 2 s down, "
+        "a standby took its place (promote-standby): 0.4 s down, 1.60 accelerator-seconds expected / "
+        "instead of respawn-in-place: 2 s down, "
         "8.00 accelerator-seconds expected / outcome: recovered"
     )
     assert parts["What it cost"].startswith("12.0 accelerator-seconds, 0.12 USD (recovery 9.00")

@@ -19,6 +19,7 @@ MOST_BINS = 400  # that are drawn of a curve
 MOST_SHARES = 160  # that are drawn of each bucket
 THINNEST = 3  # an incident's band, of WIDE
 APART = 0.13  # of the width: names of incidents that are nearer than this are left out
+USUAL, OUTLIER = 0.9, 4.0  # so many bins are usual; what is so many times above them is cut off
 GAP = 0.03  # of the time shown: curves are not drawn over longer ones
 STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -76,19 +77,22 @@ def curve(
     points = points_of(series, frame.now_s)
     if not points:
         return ""
-    low = 0.0 if from_zero else min(point.low for point in points)
-    ticks = nice_ticks(min(low, min(point.low for point in points)), max(point.high for point in points))
+    low, high = min(point.low for point in points), max(point.high for point in points)
+    most = _most(points) if from_zero else high
+    ticks = nice_ticks(min(0.0, low) if from_zero else low, most)
     span = ticks[-1] - ticks[0]
 
     def y(value: float) -> float:
-        return HIGH - (value - ticks[0]) / span * HIGH
+        return HIGH - min(1.0, (value - ticks[0]) / span) * HIGH
 
     runs = broken(points, frame.now_s)
     drawn = "".join(_range(run, frame, y) + _line(run, frame, y) for run in runs)
     words = f"{title} over time: first {label(points[0].mean)}, last {label(points[-1].mean)}"
-    words += f", lowest {label(min(p.low for p in points))}, highest {label(max(p.high for p in points))}."
+    words += f", lowest {label(low)}, highest {label(high)}."
     ys = [(y(tick), label(tick)) for tick in ticks]
-    caption = f"{escape(title)}<small>{escape(note or f'last {label(points[-1].mean)}')}</small>"
+    note = note or f"last {label(points[-1].mean)}"
+    note += f"; peaks up to {label(high)} are cut off" if high > ticks[-1] else ""
+    caption = f"{escape(title)}<small>{escape(note)}</small>"
     return _figure(caption, words, drawn, ys, frame)
 
 
@@ -161,6 +165,13 @@ def time_ticks(now_s: float, most: int = 7) -> list[tuple[float, str]]:
 def number(value: float) -> str:
     """A tick's or a curve's value, four digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _most(points: Sequence[Point]) -> float:
+    """The highest value that is shown: a few far above all others would flatten the rest."""
+    ordered = sorted(point.high for point in points)
+    usual = ordered[int(USUAL * (len(ordered) - 1))]
+    return ordered[-1] if ordered[-1] <= OUTLIER * usual or usual <= 0 else 1.2 * usual
 
 
 def _factor(count: int, most: int) -> int:

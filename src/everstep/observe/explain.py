@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from everstep.core.decisions import Alternative
+from everstep.core.decisions import Action, Alternative
 from everstep.core.events import WATCHED
 from everstep.core.types import Verdict
 from everstep.observe.text import advise, duration, who
@@ -35,6 +35,24 @@ TITLES = {
     "slow": "A worker was slow",
     "step-fell-back": "The job began again from its start",
     "stop": "The job was asked to stop",
+}
+
+# What was done, in a sentence.
+ANSWERS = {
+    Action.LEAVE: "nothing was done",
+    Action.RETRY: "the step was made again",
+    Action.REROUTE: "the others took its micro-batches over",
+    Action.TAKE_OVER: "a neighbour computed its stage too",
+    Action.PROMOTE: "a standby took its place",
+    Action.SHRINK: "the others went on without it",
+    Action.GROW: "whoever came filled a free place",
+    Action.RESPAWN: "the others waited for a new process in its place",
+    Action.REPARTITION: "the layers were dealt anew over those who were left",
+    Action.ROLL_BACK: "all went back to the newest kept state",
+    Action.RESTART: "all workers were started again",
+    Action.EVICT: "a spare node took the place of its node",
+    Action.RESCHEDULE: "the job waited for a node in place of the lost one",
+    Action.STOP: "the job was stopped",
 }
 
 PHASES = {
@@ -140,10 +158,15 @@ def done(incident: IncidentView) -> tuple[str, ...]:
     lines = []
     if incident.answer:
         expected = f", {accelerator_time(incident.answer_loss_s)} expected" if incident.answer_loss_s >= 0 else ""
-        lines.append(f"{incident.answer}: {incident.answer_why}{expected}")
+        lines += [f"{answer(incident)} ({incident.answer}): {incident.answer_why}{expected}"]
         lines += [f"instead of {text}" for text in map(_alternative, feasible(incident.alternatives)[:3])]
     lines.append(f"outcome: {incident.outcome or 'it is still open'}")
     return tuple(lines)
+
+
+def answer(incident: IncidentView) -> str:
+    """What was decided, in words; empty when nothing was."""
+    return next((words for action, words in ANSWERS.items() if action.value == incident.answer), incident.answer)
 
 
 def feasible(alternatives: Sequence[Alternative]) -> list[Alternative]:

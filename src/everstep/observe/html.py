@@ -62,7 +62,7 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;marg
 caption{text-align:left;color:var(--soft);padding:.2rem 0}td,dd,h1,.note{overflow-wrap:anywhere}
 th,td{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th,td.num,.tight{white-space:nowrap;overflow-wrap:normal}thead th{white-space:normal;vertical-align:bottom}
-th{font-weight:600}thead th{color:var(--soft);font-size:.875rem}.num{text-align:right}
+th{font-weight:600}thead th{color:var(--soft);font-size:.875rem}.num{text-align:right}.wide{width:50%}
 .key{display:inline-block;width:.8em;height:.8em;border-radius:.15em;margin-right:.45em}
 .bar{display:flex;height:1.7rem;border-radius:.3rem;overflow:hidden;gap:1px;margin:.6rem 0;background:var(--bg)}
 .bar i{display:block;min-width:2px}.bar.thin{height:.8rem}
@@ -75,7 +75,7 @@ details>summary{cursor:pointer;padding:.3rem 0;font-weight:600}
 .cards thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 .cards,.cards caption,.cards tbody,.cards tr,.cards td,.cards th{display:block}
 .cards tr{border:1px solid var(--line);border-radius:.4rem;padding:.4rem .7rem;margin:.6rem 0}
-.cards td,.cards tbody th{border:0;padding:.1rem 0;text-align:left;white-space:normal}
+.cards td,.cards tbody th{width:auto;border:0;padding:.1rem 0;text-align:left;white-space:normal}
 .cards td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}
 dl.facts{grid-template-columns:1fr}dl.facts dd{margin-bottom:.4rem}}
 @media print{body{max-width:none}.incident{break-inside:avoid}}
@@ -83,10 +83,11 @@ dl.facts{grid-template-columns:1fr}dl.facts dd{margin-bottom:.4rem}}
 
 
 class Column(NamedTuple):
-    """Of a table. `name` is its head; `num`: aligned to the right."""
+    """Of a table. `name` is its head; `num`: aligned to the right; `wide`: takes what room there is."""
 
     name: str
     num: bool = False
+    wide: bool = False
 
 
 def colour(bucket: str) -> str:
@@ -137,7 +138,7 @@ def _row(columns: Sequence[Column], cells: Sequence[str]) -> str:
 
 
 def _num(column: Column) -> str:
-    return ' class="num"' if column.num else ""
+    return ' class="num"' if column.num else ' class="wide"' if column.wide else ""
 
 
 def bar(parts: Sequence[tuple[str, float, str]], label: str, thin: bool = False) -> str:

@@ -57,7 +57,7 @@ def _phases(incident: IncidentView) -> str:
         ]
         for name, took, shade in parts
     ]
-    columns = [Column("Phase"), Column("Took", True), Column("Share", True), Column("That is")]
+    columns = [Column("Phase"), Column("Took", True), Column("Share", True), Column("That is", wide=True)]
     redone = f" {incident.redone_steps:,} steps had to be made again." if incident.redone_steps else ""
     caption = escape(f"Training stood still for {duration(incident.downtime_s)}.{redone}")
     return html.bar(parts, words, thin=True) + html.table(caption, columns, rows)
@@ -74,7 +74,7 @@ def _weighed(alternatives: Sequence[Alternative]) -> str:
         ]
         for alternative in alternatives
     ]
-    columns = [Column("Instead"), Column("Would have cost", True), Column("Why")]
+    columns = [Column("Instead"), Column("Would have cost", True), Column("Why", wide=True)]
     summary = f"What else was weighed ({len(feasible(alternatives))} possible)"
     table = html.table("Expected losses at the time of the decision.", columns, rows)
     return f"<details><summary>{summary}</summary>{table}</details>\n"
@@ -88,7 +88,7 @@ def _timeline(moments: Sequence[Moment], incident: IncidentView) -> str:
         [f"+{duration(max(0.0, moment.at_s - begin))}", escape(moment.phase), escape(moment.text)]
         for moment in moments[:MOST_MOMENTS]
     ]
-    columns = [Column("After", True), Column("Phase"), Column("What")]
+    columns = [Column("After", True), Column("Phase"), Column("What", wide=True)]
     caption = escape(f"From the first sign, {duration(begin)} after the job's start.")
     more = (
         f"; {len(moments) - MOST_MOMENTS} more: everstep explain {incident.id}" if len(moments) > MOST_MOMENTS else ""

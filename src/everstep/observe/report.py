@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from everstep.observe.explain import cost_s, failure, planned, state, still, title, when
+from everstep.observe.explain import answer, cost_s, failure, planned, state, still, title, when
 from everstep.observe.text import advise, duration, who
 from everstep.observe.todo import ToDo, to_do
 from everstep.observe.units import HOUR_S, Price, accelerator_time, money, percent, plural
@@ -195,7 +195,8 @@ def _one(incident: IncidentView, view: View) -> str:
     }[incident.downtime_s >= 0]
     redone = f", and {plural(incident.redone_steps, 'step')} had to be made again" if incident.redone_steps else ""
     what = incident.why or f"{title(incident)}: {who(incident.culprits)}"
-    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what}. {lasted}{redone}."
+    made = f" Answer: {answer(incident)}." if incident.answer else ""
+    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what}.{made} {lasted}{redone}."
 
 
 def _cost(view: View, price: Price) -> list[str]:

@@ -136,7 +136,12 @@ def _todo(report: Report) -> str:
 def _incidents(report: Report, view: View, amounts: Amounts) -> str:
     if not report.incidents:
         return "<h2>What happened</h2><p>Nothing failed, and nobody asked for anything.</p>\n"
-    columns = [Column("Incident"), Column("When"), Column("What, who and why"), Column("Training stood still", True)]
+    columns = [
+        Column("Incident"),
+        Column("When"),
+        Column("What, who and why", wide=True),
+        Column("Training stood still", True),
+    ]
     columns += [*amounts.heads("Cost, "), Column("How it ended")]
     missing = view.num_incidents - len(view.incidents)
     said = f"{plural(view.num_incidents, 'incident')}, in the order in which they began."
@@ -169,7 +174,7 @@ def _buckets(report: Report, amounts: Amounts) -> str:
         return ""
     bar = [(item.name, item.accelerator_hours, html.colour(item.name)) for item in report.buckets]
     words = ", ".join(f"{item.name} {percent(item.share)}" for item in report.buckets if item.share)
-    columns = [Column("Spent on"), Column("Share", True), *amounts.heads(), Column("That is")]
+    columns = [Column("Spent on"), Column("Share", True), *amounts.heads(), Column("That is", wide=True)]
     rows = []
     for item in report.buckets:
         if item.share or item.name == Bucket.PRODUCTIVE.value:
