@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from everstep.core import events as e
@@ -13,6 +15,7 @@ KEPT_KINDS = 64  # different kinds and causes that are told apart
 KEPT_NAMES = 16  # culprits and files of an incident
 KEPT_SIGNS = 32
 SIGN_S = 300.0  # what happened so long before an incident can have been its sign
+RECENT_S = 60.0  # what a worker's place is filled again after
 LONG = 400  # characters of a text
 OTHER = "other"
 PLANNED = ("drain", "grow", "stop")  # no fault
@@ -36,6 +39,8 @@ class Cases(msgspec.Struct):
     open: list[str] = []
     signs: list[Sign] = []
     whole: list[str] = []  # ids of those that are kept whole
+    latest: str = ""  # that was opened or closed, and had to do with who acts
+    latest_s: float = -math.inf
     died: dict[str, float] = {}  # open incident -> when its first worker ended
 
     # What the other folds ask ---------------------------------------------------------------------------
@@ -47,6 +52,13 @@ class Cases(msgspec.Struct):
             if case.kind not in ASIDE:
                 return case
         return None
+
+    def recent(self, now_s: float) -> str:
+        """The one that is to blame for what follows now; empty: none."""
+        case = self.stopping()
+        if case is not None:
+            return case.id
+        return self.latest if now_s - self.latest_s <= RECENT_S else ""
 
     def cause(self, case: IncidentView) -> str:
         if case.cause is not None and case.cause.culprits:
@@ -91,6 +103,7 @@ class Cases(msgspec.Struct):
         self.known[case.id] = case
         self.open.append(case.id)
         self.whole.append(case.id)
+        self._concerns_members(case, at_s)
         view.incidents.append(case)
         view.num_incidents += 1
         _more(view.by_kind, case.kind)
@@ -101,6 +114,10 @@ class Cases(msgspec.Struct):
             self._signs(case, view, at_s)
         note(case, at_s, "detect", f"{case.kind}: {case.why}" if case.why else case.kind)
         return self._bound(view)
+
+    def _concerns_members(self, case: IncidentView, at_s: float) -> None:
+        if case.kind not in ("anomaly", "save-failed", "stop"):
+            self.latest, self.latest_s = case.id, at_s
 
     def _signs(self, case: IncidentView, view: View, at_s: float) -> None:
         case.step = view.step
@@ -196,6 +213,7 @@ class Cases(msgspec.Struct):
         if event.incident in self.open:
             self.open.remove(event.incident)
         self.died.pop(event.incident, None)
+        self._concerns_members(case, at_s)
         view.downtime_s += max(0.0, event.downtime_s) - max(0.0, case.downtime_s)
         case.closed_s, case.outcome, case.downtime_s = at_s, event.outcome or "closed", event.downtime_s
         case.phases, case.redone_steps = event.phases, event.redone_steps

@@ -45,11 +45,11 @@ class Goodput(msgspec.Struct):
     loose: float = 0.0  # productive accelerator-seconds after the newest step
     loose_s: float = 0.0
     acting: int = 0
-    warming: int = 0  # their processes are made again
+    warming: int = 0  # their processes are made, again if some incident is to blame
     standby: int = 0
     missing: int = 0
     short: str = ""  # incident to which missing ones are charged
-    blamed: str = ""  # incident of the newest stop
+    blamed: str = ""  # incident to which warming ones are charged
     slow: dict[str, float] = {}  # incident -> share of the time of every step in which all wait for a slow one
     told: bool = False  # how much is lost to slow ones is told of the whole job, as `straggling`
     straggling: float = 0.0
@@ -72,7 +72,7 @@ class Goodput(msgspec.Struct):
         """Who does not act: bucket, incident, how many."""
         found = []
         if self.warming:
-            found.append((RECOVERY if self.started else START, self.blamed, self.warming))
+            found.append((RECOVERY if self.blamed else START, self.blamed, self.warming))
         if self.standby:
             found.append((STANDBY, "", self.standby))
         if self.missing:
@@ -194,15 +194,23 @@ class Goodput(msgspec.Struct):
         under_way_s = step_s if step_s > 0 else self.now_s - self.last_s
         if fault_s >= 0:
             under_way_s = min(under_way_s, fault_s - self.last_s)
-        struck_s = min(self.last_s + max(0.0, under_way_s), self.now_s)
-        self.relabel(self.last_s, struck_s, REDONE, owner)
-        self.relabel(struck_s, self.now_s, DETECTION, owner)
+        struck = self._cut(min(self.last_s + max(0.0, under_way_s), self.now_s))
+        for n, segment in enumerate(self.open):
+            if segment.kind in STEPPING:
+                segment.kind, segment.owner = (REDONE if n < struck else DETECTION), owner
         self.settle(self.now_s)
+        self._undo(owner)
+
+    def _undo(self, owner: str) -> None:
+        """Of a step under way some may be booked already."""
+        self.effective_s -= self.loose_s
+        self._move(REDONE, owner, self.last_s, self.now_s, self.loose)
+        self.loose = self.loose_s = 0.0
 
     def resumed(self) -> None:
         """Steps are made again from now on."""
         self.settle(self.now_s)
-        self.last_s = self.now_s
+        self.last_s, self.started = self.now_s, True
 
     def went_back(self, step: int, owner: str) -> tuple[float, float]:
         """Steps after this one are made again; the span of time in which they were made."""

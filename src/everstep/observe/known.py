@@ -59,11 +59,13 @@ class Known(msgspec.Struct):
     def counted(self) -> bool:
         """After a change of who is where. True: another number is missing."""
         goodput = self.goodput
-        before = goodput.missing
+        missing, warming = goodput.missing, goodput.warming
         goodput.fleet(*self.places.count(self.view))
-        if goodput.missing > before and not goodput.short:
+        if goodput.warming and not warming:
+            goodput.blamed = self.cases.recent(goodput.now_s)
+        if goodput.missing > missing and not goodput.short:
             self.lacks()
-        return goodput.missing != before
+        return goodput.missing != missing
 
     def lacks(self) -> None:
         """What is missing from now on is charged to the open incident."""

@@ -88,13 +88,14 @@ class Training:
             if epoch.first_step_s < 0:
                 epoch.first_step_s = first_s
         self.cases.tell(first_s, "recover", f"first step of epoch {seen.epoch}: step {steps.first_total}")
+        if view.simulated:  # it is told when steps begin to be made
+            return goodput.last_s
         goodput.relabel(max(first_s, goodput.last_s), goodput.now_s, g.PRODUCTIVE)
         goodput.settle(first_s)
         return max(first_s, goodput.last_s)
 
     def _owner(self) -> str:
-        case = self.cases.stopping()
-        return case.id if case is not None else self.goodput.blamed
+        return self.cases.recent(self.goodput.now_s)
 
     def _went_back(self, step: int) -> None:
         self.view.redone_steps += self.goodput.made.step - step

@@ -155,7 +155,7 @@ class Viewer:
         view, known = self._view, self._known
         view.stage = event.new
         known.waits = event.new == "re-seating" and event.why.startswith(WAITS)
-        if event.new in STANDS and self._goodput.open[-1].kind in g.STEPPING and self._goodput.started:
+        if event.new in STANDS:
             self._stands(event.new)
         elif event.new == "running" and self._makes_steps:
             self._goodput.resumed()
@@ -166,12 +166,17 @@ class Viewer:
 
     def _stands(self, stage: str) -> None:
         """Nobody makes a step from now on. Who is asked to stop at a step, without a fault, makes those until then."""
-        known, goodput, case = self._known, self._goodput, self._cases.stopping()
-        known.owner = goodput.blamed = case.id if case is not None else ""
-        if case is not None and case.kind not in PLANNED:
-            goodput.stopped(self._view.step_s, self._cases.ended_s(case, goodput.last_s), known.owner)
-        elif stage == "re-forming":
-            goodput.relabel(goodput.last_s, goodput.now_s, g.RECOVERY, known.owner)
+        known, goodput, case, view = self._known, self._goodput, self._cases.stopping(), self._view
+        known.owner = case.id if case is not None else ""
+        if not goodput.started or goodput.open[-1].kind not in g.STEPPING:
+            return
+        if case is None or case.kind in PLANNED:
+            if stage == "re-forming" and not view.simulated:
+                goodput.relabel(goodput.last_s, goodput.now_s, g.RECOVERY, known.owner)
+        elif view.simulated:  # it is known when the fault came
+            goodput.stopped(0.0, case.opened_s, known.owner)
+        else:
+            goodput.stopped(view.step_s, self._cases.ended_s(case, goodput.last_s), known.owner)
 
     @property
     def _makes_steps(self) -> bool:
@@ -190,7 +195,7 @@ class Viewer:
         if stage == "suspect":
             return g.DETECTION if runs else g.RECOVERY
         lacks = goodput.missing > 0
-        if not goodput.started:
+        if not goodput.started and not self._known.owner:
             return g.WAITING if lacks and stage in ("", "checking", "re-forming") else g.START
         if stage == "re-forming" or (self._known.waits and lacks):
             return g.WAITING

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from everstep.observe import html, svg
-from everstep.sim.buckets import Bucket
+from everstep.observe.view import Bucket
 from everstep.sim.result import Result
 
 COLOURS = {bucket.value: html.colour(bucket.value) for bucket in Bucket}
