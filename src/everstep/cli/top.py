@@ -21,7 +21,7 @@ from rich.live import Live
 
 from everstep.cli.asking import LATEST
 from everstep.cli.viewing import lives, newest, now_of
-from everstep.control.journal import Follower
+from everstep.control.reading import Follower
 from everstep.core.errors import UsageError
 from everstep.observe.top import screen
 from everstep.observe.view import View

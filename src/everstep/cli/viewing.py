@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from everstep.cli import presence
-from everstep.control.journal import Follower, read
+from everstep.control.history import History
+from everstep.control.reading import Follower
 from everstep.core.errors import UsageError
 from everstep.observe.view import IncidentView, View
 from everstep.observe.viewer import Viewer
@@ -26,11 +27,8 @@ def journal_of(run: Path) -> Path:
 
 
 def newest(run: Path) -> tuple[Viewer, Follower]:
-    """The job as far as its journal goes, and what follows it from there."""
-    follower, viewer = Follower(journal_of(run)), Viewer()
-    for entry in follower.new():
-        viewer.add(entry)
-    return viewer, follower
+    """The job as far as its journal goes, and what follows it from there. Little is read, however long it is."""
+    return History(journal_of(run)).newest()
 
 
 def lives(run: Path) -> bool:
@@ -59,7 +57,7 @@ def incident_of(run: Path, view: View, name: str) -> IncidentView:
     wanted = name.upper()
     found = next((incident for incident in view.incidents if incident.id.upper() == wanted), None)
     if found is None or not found.timeline:  # dropped, or kept in outline only
-        found = _older(journal_of(run), wanted) or found
+        found = _older(run, {name, wanted, name.lower()}) or found
     if found is None:
         ids = [incident.id for incident in view.incidents]
         shown = ", ".join(ids if len(ids) <= 12 else [*ids[:4], "...", *ids[-4:]])
@@ -67,12 +65,6 @@ def incident_of(run: Path, view: View, name: str) -> IncidentView:
     return found
 
 
-def _older(journal: Path, wanted: str) -> IncidentView | None:
-    """Read again up to the last entry about it."""
-    viewer, found = Viewer(), None
-    for entry in read(journal):
-        viewer.add(entry)
-        if getattr(entry.event, "incident", "").upper() == wanted:
-            kept = (incident for incident in reversed(viewer.view.incidents) if incident.id.upper() == wanted)
-            found = next(kept, found)
-    return found
+def _older(run: Path, names: set[str]) -> IncidentView | None:
+    history = History(journal_of(run))
+    return next((found for found in map(history.incident, sorted(names)) if found is not None), None)
