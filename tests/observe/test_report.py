@@ -163,6 +163,8 @@ def test_it_stays_small_however_much_happened() -> None:
     Page(text)
     assert len(text) < 2_000_000
     assert "Only the newest 256 are kept here" in text and "The other 224 have their line above" in text
+    shown = Page(text)
+    assert {a["href"][1:] for a in shown.found("a")} <= {a["id"] for _, a in shown.tags if "id" in a}
     assert "(I000, I001, I002, I003, I004, I005, I006, I007 and 248 more)" in re.sub(r"<a [^>]*>|</a>", "", text)
 
 

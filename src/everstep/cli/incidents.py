@@ -18,7 +18,7 @@ from everstep.cli.fold import folded
 from everstep.cli.viewing import incident_of, view_of
 from everstep.observe.explain import Part, cost_s, explain, state, still
 from everstep.observe.text import duration, who
-from everstep.observe.units import Price, accelerator_time, plural
+from everstep.observe.units import Price, plural, short_time
 from everstep.observe.view import IncidentView, View
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -85,9 +85,7 @@ def _row(incident: IncidentView) -> tuple[str, ...]:
         incident.kind,
         who(incident.culprits) if incident.culprits else "-",
         still(incident),
-        accelerator_time(spent).replace("accelerator-seconds", "acc-s").replace("accelerator-hours", "acc-h")
-        if spent
-        else "-",
+        short_time(spent) if spent else "-",
         state(incident),
         incident.why,
     )

@@ -17,6 +17,8 @@ from everstep.observe.view import Bucket, Series
 WIDE, HIGH = 1000, 300  # of the drawing's own coordinates
 MOST_BINS = 400  # that are drawn of a curve
 MOST_SHARES = 160  # that are drawn of each bucket
+TICK = 14  # height of the mark of an incident where more than MOST_BANDS would hide the curve
+MOST_BANDS = 24
 THINNEST = 3  # an incident's band, of WIDE
 APART = 0.13  # of the width: names of incidents that are nearer than this are left out
 USUAL, OUTLIER = 0.9, 4.0  # so many bins are usual; what is so many times above them is cut off
@@ -38,7 +40,7 @@ transform:translateX(-50%)}.xs span:first-child{transform:none}.xs span.end{tran
 .area svg *{vector-effect:non-scaling-stroke}
 .grid{stroke:var(--line);stroke-width:1}.curve{fill:none;stroke:var(--curve);
 stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.range{fill:var(--range);stroke:none}.mark{fill:var(--mark);stroke:var(--edge);stroke-width:1;
-stroke-dasharray:4 3}.redo{fill:var(--redo);stroke:none}
+stroke-dasharray:4 3}.tick{fill:var(--edge)}.redo{fill:var(--redo);stroke:none}
 @media(max-width:30rem){.xs span:nth-child(even){display:none}}
 """
 
@@ -66,6 +68,11 @@ class Frame(NamedTuple):
     marks: Sequence[Mark] = ()
     redone: Sequence[tuple[float, float]] = ()
 
+    @property
+    def many(self) -> bool:
+        """Incidents: their bands would hide what happened."""
+        return len(self.marks) > MOST_BANDS
+
     def x(self, at_s: float) -> float:
         return min(1.0, max(0.0, at_s / (self.now_s or 1.0))) * WIDE
 
@@ -89,7 +96,7 @@ def curve(
     drawn = "".join(_range(run, frame, y) + _line(run, frame, y) for run in runs)
     words = f"{title} over time: first {label(points[0].mean)}, last {label(points[-1].mean)}"
     words += f", lowest {label(low)}, highest {label(high)}."
-    ys = [(y(tick), label(tick)) for tick in ticks]
+    ys = [(y(tick), label(tick) if tick else "0") for tick in ticks]
     note = note or f"last {label(points[-1].mean)}"
     note += f"; peaks up to {label(high)} are cut off" if high > ticks[-1] else ""
     caption = f"{escape(title)}<small>{escape(note)}</small>"
@@ -219,8 +226,9 @@ def _figure(
 ) -> str:
     grid = "".join(f'<path class="grid" d="M0 {at:.1f}H{WIDE}"/>' for at, _ in ys)
     redone = "".join(_band(begin, end, "redo", frame) for begin, end in frame.redone)
-    marks = "".join(_band(m.begin_s, m.end_s, "mark", frame, m.words) for m in frame.marks)
-    under, over = (grid + redone + marks, "") if not low else (grid, marks)
+    kind = "tick" if frame.many else "mark"
+    marks = "".join(_band(m.begin_s, m.end_s, kind, frame, m.words) for m in frame.marks)
+    under, over = (grid + redone + marks, "") if not low else (grid, "" if frame.many else marks)
     svg = f'<svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" aria-hidden="true">{under}{drawn}{over}</svg>'
     labels = "".join(f'<span style="bottom:{100 - at / HIGH * 100:.2f}%">{escape(text)}</span>' for at, text in ys)
     if frame.marks:
@@ -243,12 +251,13 @@ def _band(begin_s: float, end_s: float, kind: str, frame: Frame, words: str = ""
     left, right = frame.x(begin_s), frame.x(end_s)
     wide = max(THINNEST, right - left)
     tip = f"<title>{escape(words)}</title>" if words else ""
-    return (
-        f'<rect class="{kind}" x="{min(left, WIDE - wide):.1f}" width="{wide:.1f}" y="0" height="{HIGH}">{tip}</rect>'
-    )
+    left, high = min(left, WIDE - wide), TICK if kind == "tick" else HIGH
+    return f'<rect class="{kind}" x="{left:.1f}" width="{wide:.1f}" y="0" height="{high}">{tip}</rect>'
 
 
 def _names(frame: Frame) -> str:
+    if frame.many:
+        return ""
     shown, last = "", -1.0
     for mark in frame.marks:
         place = frame.x(mark.begin_s) / WIDE

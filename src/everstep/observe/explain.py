@@ -80,6 +80,25 @@ def title(incident: IncidentView) -> str:
     return TITLES.get(incident.kind, incident.kind.replace("-", " ").capitalize())
 
 
+def what(incident: IncidentView) -> str:
+    """What happened and to whom, in one sentence without its end."""
+    if incident.why and (_named(incident) or not incident.culprits):
+        return incident.why
+    return f"{title(incident)}, {whom(incident)}"
+
+
+def whom(incident: IncidentView) -> str:
+    """Who and why, for whoever knows what happened."""
+    if incident.why and (_named(incident) or not incident.culprits):
+        return incident.why
+    return f"{who(incident.culprits)}{f': {incident.why}' if incident.why else ''}"
+
+
+def _named(incident: IncidentView) -> bool:
+    """The sentence itself says who."""
+    return any(f"rank {b.rank} " in incident.why or (b.node and b.node in incident.why) for b in incident.culprits)
+
+
 def planned(incident: IncidentView) -> bool:
     return incident.kind in PLANNED
 
@@ -104,7 +123,7 @@ def cost_s(incident: IncidentView) -> float:
 def explain(incident: IncidentView, began_wall_s: float = 0.0, price: Price = Price()) -> list[Part]:  # noqa: B008
     """All that is known of it. `began_wall_s`: when the job was submitted, since 1970; 0: not known."""
     parts = [
-        Part("What happened", (f"{title(incident)}: {incident.why}",)),
+        Part("What happened", (f"{title(incident)}: {whom(incident)}",)),
         Part("When", (when(incident, began_wall_s),)),
         Part("Who", _who(incident)),
         Part("Why we think so", _reasons(incident)),

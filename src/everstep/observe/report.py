@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from everstep.observe.explain import answer, cost_s, failure, planned, state, still, title, when
+from everstep.observe.explain import answer, cost_s, failure, planned, state, still, title, what, when
 from everstep.observe.text import advise, duration, who
 from everstep.observe.todo import ToDo, to_do
 from everstep.observe.units import HOUR_S, Price, accelerator_time, money, percent, plural
@@ -194,9 +194,8 @@ def _one(incident: IncidentView, view: View) -> str:
         False: "Training did not go on" if incident.outcome.startswith("job ended") else "How long is not known",
     }[incident.downtime_s >= 0]
     redone = f", and {plural(incident.redone_steps, 'step')} had to be made again" if incident.redone_steps else ""
-    what = incident.why or f"{title(incident)}: {who(incident.culprits)}"
     made = f" Answer: {answer(incident)}." if incident.answer else ""
-    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what}.{made} {lasted}{redone}."
+    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what(incident)}.{made} {lasted}{redone}."
 
 
 def _cost(view: View, price: Price) -> list[str]:
@@ -207,11 +206,11 @@ def _cost(view: View, price: Price) -> list[str]:
     asked = sum(cost_s(incident) for incident in view.incidents if planned(incident))
     useful = view.buckets.get(Bucket.PRODUCTIVE.value, 0.0) / total
     lines = [f"{percent(useful)} of the accelerators' time went into steps that stayed."]
-    for spent, what in ((lost, "What went wrong"), (asked, "What was asked for (stops, drains, newcomers)")):
+    for spent, name in ((lost, "What went wrong"), (asked, "What was asked for (stops, drains, newcomers)")):
         if spent:
             paid = money(price, spent)
             lines.append(
-                f"{what} cost {accelerator_time(spent)}{f' ({paid})' if paid else ''}: {percent(spent / total)}."
+                f"{name} cost {accelerator_time(spent)}{f' ({paid})' if paid else ''}: {percent(spent / total)}."
             )
     return lines
 

@@ -5,13 +5,14 @@ Its size is bounded as the View's is: the newest and the dearest incidents are t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple, TypeVar
 
 from everstep.observe import charts, html
 from everstep.observe.charts import Frame, Mark
-from everstep.observe.explain import failure, title
+from everstep.observe.explain import failure, title, whom
 from everstep.observe.html import Column
 from everstep.observe.incident_page import details
 from everstep.observe.report import Report, Told
@@ -31,6 +32,7 @@ from everstep.observe.units import (
 from everstep.observe.view import Bucket, IncidentView, View
 
 Value = TypeVar("Value")
+MOST_ROWS = 20  # of the first table
 MOST_WHOLE = 32  # incidents that are told whole
 MOST_CURVES = 8  # of what the script logged
 MOODS = {"finished": "good", "failed": "bad", "stopped": "warn", "unfinished": "warn"}
@@ -58,43 +60,49 @@ class Amounts(NamedTuple):
         return name, self.unit(spent), f"{self.unit.name}{f', {paid}' if paid else ''}"
 
 
+class Links(NamedTuple):
+    """Which incidents are told whole on the page: only these can be gone to."""
+
+    whole: set[str]
+
+    def __call__(self, name: str) -> str:
+        return f'<a href="#{escape(name)}">{escape(name)}</a>' if name in self.whole else escape(name)
+
+    def within(self, line: str) -> str:
+        """A sentence, with the incidents that it names."""
+        return "".join(self(part) for part in re.split(r"(\w+)", line.replace(" %", "\u00a0%")))
+
+
 def page(report: Report, view: View, excerpts: Mapping[str, str] | None = None, beside: bool = True) -> str:
     """`excerpts`: file of an incident -> its last lines. `beside`: the page lies in the run folder, so that these files
     can be linked."""
     price = Price(report.price_per_hour, report.currency)
     amounts = Amounts(unit_for(report.accelerator_hours * HOUR_S), price)
+    whole = _dearest(report.incidents, MOST_WHOLE)
+    link = Links({told.id for told in whole})
     parts = [
-        _head(report, view),
+        _head(report, view, link),
         _figures(report, amounts),
-        _todo(report),
-        _incidents(report, view, amounts),
+        _todo(report, link),
+        _incidents(report, view, amounts, link),
         _buckets(report, amounts),
         _curves(view),
-        _details(report, view, price, excerpts or {}, beside),
+        _details(report, whole, price, excerpts or {}, beside),
         _state(report, view),
         _foot(report, view),
     ]
     return html.document(f"{report.job}: {report.verdict}", f"<main>{''.join(parts)}</main>", charts.STYLE)
 
 
-def _head(report: Report, view: View) -> str:
+def _head(report: Report, view: View, link: Links) -> str:
     began = moment(view.submitted_wall_s)
     where = [report.script, f"began {began}" if began else "", "simulated" if report.simulated else ""]
-    story = "".join(f"<p>{_linked(line, view)}</p>" for line in report.story)
+    story = "".join(f"<p>{link.within(line)}</p>" for line in report.story)
     return (
         f'<p class="note">{escape(" · ".join(filter(None, where)))}</p>'
         f"<h1>{escape(report.job)} {html.badge(report.verdict, MOODS[report.verdict])}</h1>"
         f'<div class="story"><p><strong>{escape(report.headline)}</strong></p>{story}</div>\n'
     )
-
-
-def _linked(line: str, view: View) -> str:
-    """A sentence, with the incidents that it names as links."""
-    shown = escape(line)
-    for incident in view.incidents:
-        if incident.id in line:
-            shown = shown.replace(incident.id, f'<a href="#{incident.id}">{incident.id}</a>', 1)
-    return shown
 
 
 def _figures(report: Report, amounts: Amounts) -> str:
@@ -122,18 +130,18 @@ def _steps(report: Report) -> str:
     return f"{report.step:,} of {report.goal:,}" if report.goal else f"{report.step:,}"
 
 
-def _todo(report: Report) -> str:
+def _todo(report: Report, link: Links) -> str:
     if not report.to_do:
         return "<h2>What to do</h2><p>Nothing.</p>\n"
     items = []
     for item in report.to_do:
-        names = ", ".join(f'<a href="#{name}">{name}</a>' for name in item.incidents)
+        names = ", ".join(link(name) for name in item.incidents)
         more = f" and {item.count - len(item.incidents)} more" if item.count > len(item.incidents) else ""
         items.append(f"<li>{escape(item.text)}{f' <small>({names}{more})</small>' if names else ''}</li>")
     return f'<h2>What to do</h2><ol class="todo">{"".join(items)}</ol>\n'
 
 
-def _incidents(report: Report, view: View, amounts: Amounts) -> str:
+def _incidents(report: Report, view: View, amounts: Amounts, link: Links) -> str:
     if not report.incidents:
         return "<h2>What happened</h2><p>Nothing failed, and nobody asked for anything.</p>\n"
     columns = [
@@ -146,16 +154,21 @@ def _incidents(report: Report, view: View, amounts: Amounts) -> str:
     missing = view.num_incidents - len(view.incidents)
     said = f"{plural(view.num_incidents, 'incident')}, in the order in which they began."
     said += f" Only the newest {len(view.incidents):,} are kept here." if missing else ""
-    rows = [_line(told, view, amounts) for told in report.incidents]
-    return f"<h2>What happened</h2>{html.table(escape(said), columns, rows)}"
+    rows = {told.id: [link(told.id), *_line(told, view, amounts)] for told in report.incidents}
+    whole = html.table(escape(said), columns, rows.values())
+    if len(rows) <= MOST_ROWS:
+        return f"<h2>What happened</h2>{whole}"
+    dearest = _dearest(report.incidents, MOST_ROWS)
+    first = html.table(f"The {MOST_ROWS} dearest of {escape(said)}", columns, [rows[told.id] for told in dearest])
+    return f"<h2>What happened</h2>{first}<details><summary>All {len(rows):,} of them</summary>{whole}</details>\n"
 
 
 def _line(told: Told, view: View, amounts: Amounts) -> list[str]:
     clock = moment(view.submitted_wall_s + told.facts.opened_s) if view.submitted_wall_s else ""
     when = f"{duration(told.facts.opened_s)}<br><small class=soft>{clock.partition(' ')[2]}</small>"
     when = f"<span class=tight>{when}</span>"
-    words = f"{escape(told.title)}<br><small>{escape(told.why)}</small>"
-    cells = [f'<a href="#{told.id}">{told.id}</a>', when, words, escape(told.stood_still)]
+    words = f"{escape(told.title)}<br><small>{escape(whom(told.facts))}</small>"
+    cells = [when, words, escape(told.stood_still)]
     cells += amounts.cells(told.accelerator_hours)
     return [*cells, html.badge(told.state, _mood(told.facts))]
 
@@ -239,20 +252,19 @@ def _mark(incident: IncidentView) -> Mark:
     return Mark(begin, max(begin, end), incident.id, f"{incident.id} {title(incident)}")
 
 
-def _details(report: Report, view: View, price: Price, excerpts: Mapping[str, str], beside: bool) -> str:
-    whole = _whole(report.incidents)
+def _details(report: Report, whole: Sequence[Told], price: Price, excerpts: Mapping[str, str], beside: bool) -> str:
     if not whole:
         return ""
     rest = len(report.incidents) - len(whole)
     note = f" The other {rest:,} have their line above; `everstep explain ID` tells each whole." if rest else ""
-    shown = "".join(details(told, view.submitted_wall_s, price, excerpts, beside) for told in whole)
+    shown = "".join(details(told, report.submitted_wall_s, price, excerpts, beside) for told in whole)
     return f"<h2>Each incident</h2>{f'<p class=note>{escape(note)}</p>' if note else ''}{shown}"
 
 
-def _whole(incidents: Sequence[Told]) -> list[Told]:
+def _dearest(incidents: Sequence[Told], count: int) -> list[Told]:
     """Failures before what was planned, the dearest and newest of many, in their order."""
     ranked = sorted(incidents, key=lambda told: (told.planned, -told.accelerator_hours, -told.facts.opened_s))
-    kept = {told.id for told in ranked[:MOST_WHOLE]}
+    kept = {told.id for told in ranked[:count]}
     return [told for told in incidents if told.id in kept]
 
 

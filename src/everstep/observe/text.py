@@ -53,7 +53,7 @@ ADVICE_BY_CLASS = {
 
 
 def duration(seconds: float) -> str:
-    """Short text for people: 12 ms, 3.4 s, 2 min 05 s, 3 h 07 min; "-" for a negative (unknown) one."""
+    """Short text for people: 12 ms, 3.4 s, 2 min 05 s, 3 h 07 min, 30 d 4 h; "-" for a negative (unknown) one."""
     if seconds < 0:
         return "-"
     if seconds < 0.9995:
@@ -64,7 +64,10 @@ def duration(seconds: float) -> str:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min"
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"
 
 
 def who(blames: Sequence[Blame]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -16,7 +17,7 @@ from rich.text import Text
 from everstep.observe.explain import cost_s, state, still
 from everstep.observe.progress import acting, loss_of, pace
 from everstep.observe.text import duration, who
-from everstep.observe.units import accelerator_time, percent, plural
+from everstep.observe.units import accelerator_time, percent, plural, short_time
 from everstep.observe.view import Bucket, NodeState, NodeView, Series, View, WorkerState
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -33,6 +34,7 @@ MARKS = {
     WorkerState.ACTS: ("●", "green"), WorkerState.WARMS: ("w", "cyan"), WorkerState.WAITS: ("o", "bright_black"),
     WorkerState.SLOW: ("S", "bright_yellow"), WorkerState.STOPPED: ("!", "bold red"), WorkerState.GONE: ("x", "red"),
 }  # fmt: skip
+LATELY_S = 600.0
 LATE = 1.1  # times the median: its mark turns yellow
 
 
@@ -132,8 +134,7 @@ def _nodes(view: View) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     for name in ("node", "state", "since", "workers", "incidents"):
         table.add_column(name, no_wrap=name != "workers")
-    troubled = sorted(range(len(view.nodes)), key=lambda n: (view.nodes[n].state is NodeState.UP, n))
-    shown = sorted(troubled[:SHOWN_NODES])
+    shown = sorted(sorted(range(len(view.nodes)), key=lambda n: _rank(view, n))[:SHOWN_NODES])
     median = statistics.median(known) if (known := [s for s in view.workers.own_s if s > 0]) else 0.0
     per_node = max(4, MOST_MARKS // max(1, len(shown)))
     for number in shown:
@@ -141,8 +142,19 @@ def _nodes(view: View) -> RenderableType:
         since = duration(max(0.0, view.now_s - node.since_s))
         table.add_row(node.name, _node_state(node), since, _marks(view, number, median, per_node), str(node.incidents))
     if len(view.nodes) > len(shown):
-        table.add_row(Text(f"and {len(view.nodes) - len(shown)} more", style="bright_black"))
+        states = Counter(node.state.value for node in view.nodes)
+        counted = ", ".join(f"{count} {name}" for name, count in states.most_common())
+        return Group(table, Text(f"{len(view.nodes)} nodes: {counted}", style="bright_black"))
     return table
+
+
+def _rank(view: View, number: int) -> tuple[int, float, int]:
+    """Of a node, where there is no room for all: what changed lately first, then who works, then the others."""
+    node = view.nodes[number]
+    since_s = view.now_s - node.since_s
+    if node.state in (NodeState.LOST, NodeState.LEAVING) and since_s < LATELY_S:
+        return 0, since_s, number
+    return (1 if node.state is NodeState.UP else 2), -node.incidents, number
 
 
 def _node_state(node: NodeView) -> Text:
@@ -176,7 +188,7 @@ def _incidents(view: View) -> RenderableType:
     for incident in reversed(view.incidents[-SHOWN_INCIDENTS:]):
         ago = duration(max(0.0, view.now_s - incident.opened_s))
         style = "yellow" if not incident.outcome else "red" if incident.outcome.startswith("job ended") else "green"
-        spent = accelerator_time(cost_s(incident)) if incident.cost else "-"
+        spent = short_time(cost_s(incident)) if incident.cost else "-"
         names = who(incident.culprits) if incident.culprits else "-"
         row: Sequence[RenderableType] = (incident.id, ago, incident.kind, names, still(incident), spent)
         table.add_row(*row, Text(state(incident), style=style))

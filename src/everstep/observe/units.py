@@ -45,6 +45,11 @@ def unit_for(total_s: float) -> Unit:
     return Unit("accelerator-hours", HOUR_S) if total_s >= 10 * HOUR_S else Unit("accelerator-seconds", 1.0)
 
 
+def short_time(accelerator_s: float) -> str:
+    """ "4.40 acc-s", "1,240 acc-h": for a narrow column."""
+    return accelerator_time(accelerator_s).replace("accelerator-seconds", "acc-s").replace("accelerator-hours", "acc-h")
+
+
 def three_digits(value: float) -> str:
     """At least three digits that count, no exponent; digits before the point are all shown."""
     if value == 0:
