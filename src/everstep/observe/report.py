@@ -189,10 +189,13 @@ def _aside(view: View) -> list[str]:
 
 
 def _one(incident: IncidentView, view: View) -> str:
-    lasted = {
-        True: f"Training stood still for {duration(incident.downtime_s)}",
-        False: "Training did not go on" if incident.outcome.startswith("job ended") else "How long is not known",
-    }[incident.downtime_s >= 0]
+    lasted = "How long training stood still is not known"
+    if incident.downtime_s >= 0:
+        lasted = f"Training stood still for {duration(incident.downtime_s)}"
+    elif incident.outcome.startswith("job ended"):
+        lasted = "Training did not go on" if view.exit_code else "No step was seen after it"
+    elif not incident.outcome:
+        lasted = "It is still open"
     redone = f", and {plural(incident.redone_steps, 'step')} had to be made again" if incident.redone_steps else ""
     made = f" Answer: {answer(incident)}." if incident.answer else ""
     return f"{incident.id}, {duration(incident.opened_s)} after the start: {what(incident)}.{made} {lasted}{redone}."

@@ -170,15 +170,17 @@ def _line(told: Told, view: View, amounts: Amounts) -> list[str]:
     words = f"{escape(told.title)}<br><small>{escape(whom(told.facts))}</small>"
     cells = [when, words, escape(told.stood_still)]
     cells += amounts.cells(told.accelerator_hours)
-    return [*cells, html.badge(told.state, _mood(told.facts))]
+    return [*cells, html.badge(told.state, _mood(told.facts, view.exit_code == 0))]
 
 
-def _mood(incident: IncidentView) -> str:
+def _mood(incident: IncidentView, finished: bool) -> str:
     if not incident.outcome:
         return "warn"
     if not failure(incident):
         return "soft"
-    return "bad" if incident.outcome.startswith("job ended") else "good"
+    if incident.outcome.startswith("job ended"):
+        return "soft" if finished else "bad"
+    return "good"
 
 
 def _buckets(report: Report, amounts: Amounts) -> str:
@@ -227,9 +229,8 @@ def _curves(view: View) -> str:
     shown = "".join(drawn)
     if not shown:
         return ""
-    note = (
-        "Shaded: failures, from the last step before to the first one after; paler: steps that were made again later."
-    )
+    note = "Marks: failures" if frame.many else "Shaded: failures, from the last step before to the first one after"
+    note += "; paler: steps that were made again later." if frame.redone else "."
     left_out = len(metrics) - MOST_CURVES
     more = f" {left_out} more values were logged; `everstep dashboard` shows all." if left_out > 0 else ""
     marked = f'<p class="note">{escape(note)}{escape(more)}</p>' if frame.marks else ""

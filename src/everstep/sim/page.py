@@ -14,7 +14,7 @@ COLOURS = {bucket.value: html.colour(bucket.value) for bucket in Bucket}
 USEFUL = Bucket.PRODUCTIVE.value
 MOST_DETAILS = 12  # runs that are described in words: a long sweep has its table
 STYLE = f"""{svg.STYLE}
-table{{min-width:46rem}}th,td{{text-align:right}}th:first-child,td:first-child{{text-align:left;white-space:nowrap}}
+table{{min-width:46rem}}th,td{{text-align:right;white-space:normal;vertical-align:bottom}}th:first-child,td:first-child{{text-align:left;white-space:nowrap}}
 """
 
 
