@@ -30,6 +30,7 @@ INKS = {
     Bucket.WAITING: ("─", "bright_magenta"), Bucket.STANDBY: ("·", "bright_black"),
     Bucket.STRAGGLER: ("▞", "bright_yellow"), Bucket.REDUNDANCY: ("▀", "white"),
 }  # fmt: skip
+KEY = "● trains  ◐ late  S slow  w warms up  o stands by  ! stopped  x gone"
 MARKS = {
     WorkerState.ACTS: ("●", "green"), WorkerState.WARMS: ("w", "cyan"), WorkerState.WAITS: ("o", "bright_black"),
     WorkerState.SLOW: ("S", "bright_yellow"), WorkerState.STOPPED: ("!", "bold red"), WorkerState.GONE: ("x", "red"),
@@ -120,8 +121,8 @@ def _buckets(view: View, columns: int) -> RenderableType:
         bar.append(letter * wide, style=colour)
         left -= wide
         if share > 0:
-            legend.append(f"{letter} ", style=colour)
-            legend.append(f"{bucket.value} {percent(share)}   ")
+            legend.append(f"{letter}\u00a0", style=colour)
+            legend.append(f"{bucket.value} {percent(share)}".replace(" ", "\u00a0") + "   ")
     return Group(bar, legend, Text(f"{accelerator_time(total)} in all", style="bright_black"))
 
 
@@ -141,11 +142,12 @@ def _nodes(view: View) -> RenderableType:
         node = view.nodes[number]
         since = duration(max(0.0, view.now_s - node.since_s))
         table.add_row(node.name, _node_state(node), since, _marks(view, number, median, per_node), str(node.incidents))
+    key = Text(KEY, style="bright_black")
     if len(view.nodes) > len(shown):
         states = Counter(node.state.value for node in view.nodes)
         counted = ", ".join(f"{count} {name}" for name, count in states.most_common())
-        return Group(table, Text(f"{len(view.nodes)} nodes: {counted}", style="bright_black"))
-    return table
+        return Group(table, Text(f"{len(view.nodes)} nodes: {counted}", style="bright_black"), key)
+    return Group(table, key)
 
 
 def _rank(view: View, number: int) -> tuple[int, float, int]:
