@@ -11,12 +11,12 @@ from everstep.cli.main import main
 from everstep.cli.narrate import Narrator
 from everstep.control.journal import Journal
 from everstep.core import events as e
-from everstep.core.config import Report
+from everstep.core.config import Report, RunConfig
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.errors import ExitCode
 from everstep.core.types import Blame, EpochPlan, Exit, ExitCause, JobSpec, Member
 from everstep.observe.progress import line
-from everstep.observe.view import Fleet, IncidentView, View
+from everstep.observe.view import KEPT_INCIDENTS, Fleet, IncidentView, View
 
 KILLED = (Blame(1, "node0", "signal", "was killed by signal 9"),)
 DECISION = Decision(Action.RESPAWN, 2.0, "1 s down", "node0", (Alternative(Action.STOP, 7200.0, "3600 s down"),))
@@ -71,12 +71,13 @@ def test_report(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 
 def test_a_report_quotes_only_what_belongs_to_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run.parent / "secret-log.txt").write_text("secret")
+    (run.parent / "rank1-log.txt").write_text("secret\n")
     with Journal.open(run / "journal.jsonl", "job") as journal:
-        journal.append(e.EvidenceSaved("I001", ("../secret-log.txt",)), 28.0, 1.7e9, 1)
-    (run / "incidents/I001/rank1-log.txt").unlink()
+        journal.append(e.IncidentOpened("I002", "crash", KILLED, "again"), 28.0, 1.7e9, 1)
+        journal.append(e.EvidenceSaved("I002", ("../rank1-log.txt",)), 28.0, 1.7e9, 1)
     said(capsys, "report", str(run))
-    assert "secret\n" not in (run / "report.html").read_text()
+    html = (run / "report.html").read_text()
+    assert "secret\n" not in html and "last words" in html
 
 
 def test_incidents_and_explain(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +97,16 @@ def test_incidents_and_explain(run: Path, capsys: pytest.CaptureFixture[str]) ->
     ):
         assert part in text
     assert json.loads(said(capsys, "explain", "I001", "--run", str(run), "--json"))["answer"] == "respawn-in-place"
+
+
+def test_an_incident_that_is_no_longer_kept_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Journal.open(tmp_path / "journal.jsonl", "job") as journal:
+        journal.append(e.JobSubmitted(JobSpec("job")), 0.0, 1.7e9, 0)
+        for n in range(KEPT_INCIDENTS + 4):
+            journal.append(e.IncidentOpened(f"I{n:03d}", "crash", KILLED, f"death {n}"), n + 1.0, 1.7e9 + n, 1)
+            journal.append(e.IncidentClosed(f"I{n:03d}", "recovered", 0.5), n + 1.5, 1.7e9 + n, 1)
+    assert "and 4 before these" in said(capsys, "incidents", str(tmp_path))
+    assert "death 1\n" in said(capsys, "explain", "I001", "--run", str(tmp_path))
 
 
 def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -118,7 +129,7 @@ def test_top_prints_a_screen_where_there_is_no_terminal(run: Path, capsys: pytes
 
 
 def test_run_writes_the_report_at_its_end(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    narrator = Narrator(run, "job", Report(price=3.0))
+    narrator = Narrator(run, "job", RunConfig(report=Report(price=3.0)))
     narrator.catch_up()
     narrator.end(0)
     assert f"report: {run / 'report.html'}" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative
 from everstep.core.types import Blame
-from everstep.observe.charts import nice_ticks, time_ticks
+from everstep.observe import charts
+from everstep.observe.charts import Frame, nice_ticks, time_ticks
 from everstep.observe.explain import explain
 from everstep.observe.html import BUCKETS, DARK, LIGHT
 from everstep.observe.report import Report, encode, make
@@ -234,6 +235,16 @@ def test_contrast(theme: dict[str, str], number: int) -> None:
     for name, pair in BUCKETS.items():
         assert contrast(pair[number], theme["bg"]) >= 3, name
     assert contrast(theme["curve"], theme["bg"]) >= 3 and contrast(theme["edge"], theme["bg"]) >= 4.4
+
+
+def test_a_peak_does_not_flatten_the_curve() -> None:
+    values: list[float | None] = [2.0 + n % 2 for n in range(60)]
+    calm = charts.curve("c", Series(1.0, values, values, values), Frame(60.0), charts.number)
+    values[30], values[40] = 5000.0, None
+    text = charts.curve("c", Series(1.0, values, values, values), Frame(60.0), charts.number)
+    assert "peaks up to 5,000 are cut off" in text and "cut off" not in calm
+    assert ">4<" in text and "5,000<" not in text, "the axis is that of the others"
+    assert "highest 5,000" in text, "and who does not see it is told"
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e9))

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from everstep.cli.asking import LATEST
 from everstep.cli.fold import folded
-from everstep.cli.viewing import incident_of, view_of
+from everstep.cli.viewing import incident_of, price_of, view_of
 from everstep.observe.explain import Part, cost_s, explain, state, still
 from everstep.observe.text import duration, who
 from everstep.observe.units import Price, plural, short_time
@@ -40,7 +40,7 @@ def incidents(run: Path = LATEST, *, json: Flag = False) -> int:
 
 
 def explain_command(
-    id: str, *, run: Path = LATEST, price: float = 0.0, currency: str = "USD", json: Flag = False
+    id: str, *, run: Path = LATEST, price: float | None = None, currency: str | None = None, json: Flag = False
 ) -> int:
     """Tell all that is known of one incident: what, who, why, what was done, what it cost, and what to do.
 
@@ -55,7 +55,7 @@ def explain_command(
     incident = incident_of(run, view, id)
     if json:
         return _json(incident)
-    print(folded(told(incident, view, Price(price, currency)), 4))
+    print(folded(told(incident, view, price_of(run, price, currency)), 4))
     return 0
 
 

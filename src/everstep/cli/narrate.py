@@ -11,7 +11,7 @@ from pathlib import Path
 from everstep.cli.progress import Progress
 from everstep.control.journal import Follower, read
 from everstep.core import events as e
-from everstep.core.config import Report
+from everstep.core.config import RunConfig
 from everstep.core.types import ExitCause
 from everstep.observe.summary import summarize
 from everstep.observe.text import render
@@ -21,15 +21,15 @@ from everstep.observe.units import Price
 class Narrator:
     """Lines go to standard error, so that the script's own output stays a clean stream."""
 
-    def __init__(self, run_dir: Path, job: str, report: Report = Report()) -> None:  # noqa: B008 - frozen
+    def __init__(self, run_dir: Path, job: str, config: RunConfig = RunConfig()) -> None:  # noqa: B008 - frozen
         self.run_dir = run_dir
         self.job = job
-        self.report = report
+        self.report = config.report
         self.journal = run_dir / "journal.jsonl"
         self.follower = Follower(self.journal)
         self.kinds: dict[str, str] = {}
         self.said_of: dict[str, str] = {}  # incident -> what was said last
-        self.progress = Progress(self.say)
+        self.progress = Progress(self.say, config.logs.row)
 
     def say(self, text: str) -> None:
         print(f"everstep: {text}", file=sys.stderr, flush=True)

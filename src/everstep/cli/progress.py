@@ -21,8 +21,9 @@ DEFECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeErr
 class Progress:
     """Folds the journal that its owner reads. A defect in it costs the job its progress line, and nothing else."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], with_row: bool = True) -> None:
         self.say = say
+        self.with_row = with_row
         self.viewer: Viewer | None = Viewer()
         self.row = StatusLine(2, _emit)
         self.said_s = self.drawn_s = time.monotonic()
@@ -50,7 +51,7 @@ class Progress:
             return
         if now - self.drawn_s >= ROW_S:
             self.drawn_s = now
-            if self.row.show(lambda columns: line(view, columns)):
+            if self.with_row and self.row.show(lambda columns: line(view, columns)):
                 self.said_s = now
                 return
         if now - self.said_s >= PLAIN_S and view.step > self.said_step and self.row.size is None:

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from everstep.cli.asking import LATEST
 from everstep.cli.fold import folded
-from everstep.cli.viewing import view_of
-from everstep.core.config import RunConfig
+from everstep.cli.viewing import price_of, view_of
 from everstep.core.errors import UsageError
 from everstep.observe.report import encode, make
 from everstep.observe.report_page import page
@@ -42,7 +39,7 @@ def report(
     if target.suffix != ".html":
         target = target / HTML
     try:
-        lines = write(view, folder, target, _price(folder, price, currency))
+        lines = write(view, folder, target, price_of(folder, price, currency))
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
     print(folded("\n".join([*lines, f"report: {target}, {target.with_suffix('.json')}"]), 4))
@@ -63,17 +60,6 @@ def _replace(path: Path, data: bytes) -> None:
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)
     new.replace(path)
-
-
-def _price(folder: Path, price: float | None, currency: str | None) -> Price:
-    """What the command line says, then the job's configuration."""
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=RunConfig).report
-    except (OSError, msgspec.DecodeError):  # a simulated job, a journal alone, or another version's
-        config = RunConfig().report
-    if price is not None and not 0 <= price < 1e9:
-        raise UsageError(f"--price {price}: expected what an accelerator costs in an hour, as in --price 2.50")
-    return Price(config.price if price is None else price, currency or config.currency)
 
 
 def _excerpts(view: View, folder: Path) -> Iterator[tuple[str, str]]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
+
 from everstep.cli import presence
 from everstep.control.history import History
 from everstep.control.reading import Follower
+from everstep.core.config import RunConfig
 from everstep.core.errors import UsageError
+from everstep.observe.units import Price
 from everstep.observe.view import IncidentView, View
 from everstep.observe.viewer import Viewer
 
@@ -68,3 +72,14 @@ def incident_of(run: Path, view: View, name: str) -> IncidentView:
 def _older(run: Path, names: set[str]) -> IncidentView | None:
     history = History(journal_of(run))
     return next((found for found in map(history.incident, sorted(names)) if found is not None), None)
+
+
+def price_of(folder: Path, price: float | None, currency: str | None) -> Price:
+    """What the command line says, then the job's configuration."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=RunConfig).report
+    except (OSError, msgspec.DecodeError):  # a simulated job, a journal alone, or another version's
+        config = RunConfig().report
+    if price is not None and not 0 <= price < 1e9:
+        raise UsageError(f"--price {price}: expected what an accelerator costs in an hour, as in --price 2.50")
+    return Price(config.price if price is None else price, currency or config.currency)

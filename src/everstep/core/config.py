@@ -82,6 +82,7 @@ class Logs(Group, frozen=True):
     log_dir: str = ""  # where workers' logs go; empty: into the run folder
     redirects: str = "0"  # torchrun's syntax: "3", or by local rank "0:1,1:2"
     tee: str = "0"
+    row: bool = True  # the last row of a terminal shows the progress; false: plain lines, as anywhere else
     kernel: str = "/dev/kmsg"  # the kernel's log, in which causes of incidents are looked for; empty: it is not read
     local_ranks_filter: tuple[Count, ...] = ()  # only these local ranks show on the console; empty: all
     role: str = "default"
