@@ -94,6 +94,11 @@ class Viewer:
         """That the job has now, or wants; none once it ended."""
         return 0 if self._view.ended else self._view.fleet.total
 
+    @property
+    def effective_s(self) -> float:
+        """Seconds in which steps were made that last."""
+        return self._goodput.effective(self._ahead_s)
+
     def buckets(self) -> dict[str, float]:
         """Those of the view, at less cost."""
         return self._goodput.buckets(self._ahead_s)
@@ -108,7 +113,7 @@ class Viewer:
         view.bucket_series = goodput.bins.shares()
         self._price(goodput.losses(ahead_s))
         wall_s = view.ended_s if view.ended else view.now_s
-        view.ettr = goodput.effective(ahead_s) / wall_s if wall_s > 0 else 0.0
+        view.ettr = self.effective_s / wall_s if wall_s > 0 else 0.0
         return view
 
     def _price(self, losses: dict[str, dict[str, float]]) -> None:
