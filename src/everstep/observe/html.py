@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from everstep.observe.view import Bucket
 
-# Bucket -> its colour on light and on dark ground: hues of Okabe and Ito's, which colour-blind people tell apart.
+# Bucket -> its colour on light and on dark ground: the dashboard's, where these have a contrast of 3.
 BUCKETS: Mapping[str, tuple[str, str]] = {
-    Bucket.PRODUCTIVE.value: ("#008a63", "#2bbf8e"),
-    Bucket.DETECTION.value: ("#b8568a", "#e08bb8"),
-    Bucket.RECOVERY.value: ("#c65200", "#f0803c"),
-    Bucket.REDONE.value: ("#b87400", "#e69f00"),
-    Bucket.STALL.value: ("#2b8fc4", "#56b4e9"),
-    Bucket.START.value: ("#0067a3", "#4f9fdc"),
-    Bucket.WAITING.value: ("#7a55a8", "#b08fdc"),
-    Bucket.STANDBY.value: ("#76808c", "#9aa4b0"),
-    Bucket.STRAGGLER.value: ("#857400", "#d6c12e"),
-    Bucket.REDUNDANCY.value: ("#4d5661", "#77838f"),
+    Bucket.PRODUCTIVE.value: ("#2f9480", "#2f9c83"),
+    Bucket.DETECTION.value: ("#a07e00", "#f2d05b"),
+    Bucket.RECOVERY.value: ("#dd6a33", "#ef7f4d"),
+    Bucket.REDONE.value: ("#8f5ce0", "#b68cff"),
+    Bucket.STALL.value: ("#3f6fd8", "#6f9bff"),
+    Bucket.START.value: ("#6b7787", "#a3b0c0"),
+    Bucket.WAITING.value: ("#a8322a", "#d9625a"),
+    Bucket.STANDBY.value: ("#8a949f", "#6a7785"),
+    Bucket.STRAGGLER.value: ("#c93b70", "#e5598b"),
+    Bucket.REDUNDANCY.value: ("#3f97a8", "#57a7b8"),
 }
 
 LIGHT = {

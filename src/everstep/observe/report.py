@@ -21,18 +21,36 @@ from everstep.observe.view import Bucket, IncidentView, View
 
 VERSION = 1
 
+# docs/goodput.md has the whole of it.
 MEANINGS = {
     Bucket.PRODUCTIVE: "steps that stayed",
-    Bucket.DETECTION: "something had failed, and was not noticed yet",
-    Bucket.RECOVERY: "from then on until training went on",
-    Bucket.REDONE: "steps that were made again, after others had been lost",
-    Bucket.STALL: "training waited for a save",
-    Bucket.START: "until the first step",
-    Bucket.WAITING: "accelerators that the job wanted were missing",
+    Bucket.DETECTION: "from a fault until it was noticed",
+    Bucket.RECOVERY: "from there until steps were made again, and until an empty place was filled",
+    Bucket.REDONE: "steps that were made again, and the one that was under way at a fault",
+    Bucket.STALL: "training stood still for a save",
+    Bucket.START: "before the first step, after the last one, and a newcomer's way to its first",
+    Bucket.WAITING: "accelerators that the job wanted and had not, or had and could not use without others",
     Bucket.STANDBY: "spares that waited for work",
     Bucket.STRAGGLER: "all waited for a slow worker",
     Bucket.REDUNDANCY: "the same work on two workers, on purpose",
 }
+
+
+# Causes that go by a word of the runtime; those of logs and of simulated parts speak for themselves.
+CAUSES = {
+    "drain": "somebody was asked to leave",
+    "error": "an exception in the script",
+    "exit-code": "the script ended with an error",
+    "grow": "new workers were taken in",
+    "hang": "a worker made no progress",
+    "corrupt": "wrong bits in a worker's state",
+    "left-early": "a worker left the loop before the others",
+    "out-of-memory": "the kernel killed a worker for memory",
+    "signal": "a worker was killed by a signal",
+    "stop": "the job was asked to stop",
+    "stopped": "a worker was stopped (SIGSTOP, a debugger)",
+    "unfinished": "the process ended before its script had",
+} | {bucket.value: f"no incident: {meaning}" for bucket, meaning in MEANINGS.items()}
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -108,7 +126,7 @@ def make(view: View, price: Price = Price()) -> Report:  # noqa: B008 - frozen
         price.per_hour, price.currency, view.ettr, view.downtime_s, view.step, view.goal, view.steps,
         view.redone_steps, view.step_s, {name: _number(value) for name, value in view.metrics.items()},
         tuple(_spent(b.value, view.buckets.get(b.value, 0.0), total, price, MEANINGS[b]) for b in Bucket),
-        tuple(_spent(name, spent, total, price) for name, spent in _dearest(view.costs)),
+        tuple(_spent(name, s, total, price, CAUSES.get(name, "")) for name, s in _dearest(view.costs)),
         view.num_incidents, sum(failure(incident) for incident in view.incidents),
         tuple(_told(incident, view, price) for incident in view.incidents), tuple(to_do(view)), dict(view.by_kind),
         view.num_saves, view.saved_step, tuple(f"{a.kind}: {a.text} ({duration(a.at_s)})" for a in view.alerts),

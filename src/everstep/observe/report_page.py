@@ -205,9 +205,10 @@ def _buckets(report: Report, amounts: Amounts) -> str:
 def _causes(report: Report, amounts: Amounts) -> str:
     if not report.causes:
         return ""
-    columns = [Column("Lost by"), Column("Share", True), *amounts.heads()]
+    columns = [Column("Lost by"), Column("Share", True), *amounts.heads(), Column("That is", wide=True)]
     rows = [
-        [escape(item.name), percent(item.share), *amounts.cells(item.accelerator_hours)] for item in report.causes[:20]
+        [escape(item.name), percent(item.share), *amounts.cells(item.accelerator_hours), escape(item.meaning)]
+        for item in report.causes[:20]
     ]
     return html.table("The same losses by their cause.", columns, rows)
 
