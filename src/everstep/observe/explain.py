@@ -18,6 +18,7 @@ from everstep.observe.view import IncidentView
 # Nobody's mistake: somebody wanted it so. And what nobody stops for.
 PLANNED = ("stop", "drain", "grow")
 ASIDE = (*WATCHED, "save-failed")
+FOLLOWING = ("rolled-back", "step-fell-back")  # part of what came before: that tells how long training stood still
 
 TITLES = {
     "anomaly": "A metric left its usual range",
@@ -202,6 +203,8 @@ def still(incident: IncidentView) -> str:
         return duration(incident.downtime_s)
     if incident.kind in ASIDE:
         return "it went on"
+    if incident.kind in FOLLOWING:
+        return "as before it"
     if incident.outcome.startswith("job ended"):
         return "to the end"
     return "not known" if incident.outcome else "until now"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from everstep.observe.explain import answer, cost_s, failure, planned, state, still, title, what, when
+from everstep.observe.explain import FOLLOWING, answer, cost_s, failure, planned, state, still, title, what, when
 from everstep.observe.text import advise, duration, who
 from everstep.observe.todo import ToDo, to_do
 from everstep.observe.units import HOUR_S, Price, accelerator_time, money, percent, plural
@@ -207,16 +207,20 @@ def _aside(view: View) -> list[str]:
 
 
 def _one(incident: IncidentView, view: View) -> str:
-    lasted = "How long training stood still is not known"
-    if incident.downtime_s >= 0:
-        lasted = f"Training stood still for {duration(incident.downtime_s)}"
-    elif incident.outcome.startswith("job ended"):
-        lasted = "Training did not go on" if view.exit_code else "No step was seen after it"
-    elif not incident.outcome:
-        lasted = "It is still open"
-    redone = f", and {plural(incident.redone_steps, 'step')} had to be made again" if incident.redone_steps else ""
     made = f" Answer: {answer(incident)}." if incident.answer else ""
-    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what(incident)}.{made} {lasted}{redone}."
+    after = f" {_lasted(incident, view)}." if incident.kind not in FOLLOWING or incident.downtime_s >= 0 else ""
+    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what(incident)}.{made}{after}"
+
+
+def _lasted(incident: IncidentView, view: View) -> str:
+    if incident.downtime_s >= 0:
+        redone = ", and no step was lost" if incident.outcome == "recovered" and not view.redone_steps else ""
+        if incident.redone_steps:
+            redone = f", and {plural(incident.redone_steps, 'step')} had to be made again"
+        return f"Training stood still for {duration(incident.downtime_s)}{redone}"
+    if incident.outcome.startswith("job ended"):
+        return "Training did not go on" if view.exit_code else "No step was seen after it"
+    return "How long training stood still is not known" if incident.outcome else "It is still open"
 
 
 def _cost(view: View, price: Price) -> list[str]:
@@ -226,7 +230,10 @@ def _cost(view: View, price: Price) -> list[str]:
     lost = sum(cost_s(incident) for incident in view.incidents if not planned(incident))
     asked = sum(cost_s(incident) for incident in view.incidents if planned(incident))
     useful = view.buckets.get(Bucket.PRODUCTIVE.value, 0.0) / total
-    lines = [f"{percent(useful)} of the accelerators' time went into steps that stayed."]
+    losses = {b: view.buckets.get(b.value, 0.0) for b in Bucket if b is not Bucket.PRODUCTIVE}
+    worst = max(losses, key=lambda b: losses[b])
+    most = f"; the largest loss was {worst.value}, {percent(losses[worst] / total)}" if losses[worst] else ""
+    lines = [f"{percent(useful)} of the accelerators' time went into steps that stayed{most}."]
     for spent, name in ((lost, "What went wrong"), (asked, "What was asked for (stops, drains, newcomers)")):
         if spent:
             paid = money(price, spent)
