@@ -91,7 +91,7 @@ class Narrator:
         self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")
 
     def _write_report(self) -> None:
-        from everstep.cli.report import HTML, write
+        from everstep.cli.report_files import HTML, write
 
         view, target = self.progress.view, self.run_dir / HTML
         if view is None:
@@ -100,4 +100,4 @@ class Narrator:
             write(view, self.run_dir, target, Price(self.report.price, self.report.currency))
             self.say(f"report: {target}")
         except OSError as error:
-            self.say(f"no {HTML}: {error.strerror}")
+            self.say(f"no {Path(error.filename).name}: {error.strerror}")

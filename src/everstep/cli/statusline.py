@@ -56,6 +56,8 @@ class StatusLine:
         """Scroll by a row, so that nothing is covered; then all but the last one scroll."""
         if self.size is None:
             atexit.register(self._abandon)
+        else:  # its window has another size now: the row where it was
+            self.emit(_released(self.size))
         self.emit(f"\n{SAVE}\033[1;{size.lines - 1}r{RESTORE}\033[1A")
         self.size = size
 

@@ -214,7 +214,8 @@ def _one(incident: IncidentView, view: View) -> str:
 
 def _lasted(incident: IncidentView, view: View) -> str:
     if incident.downtime_s >= 0:
-        redone = ", and no step was lost" if incident.outcome == "recovered" and not view.redone_steps else ""
+        none_lost = not view.redone_steps and not any(each.redone_steps for each in view.incidents)
+        redone = ", and no step was lost" if incident.outcome == "recovered" and none_lost else ""
         if incident.redone_steps:
             redone = f", and {plural(incident.redone_steps, 'step')} had to be made again"
         return f"Training stood still for {duration(incident.downtime_s)}{redone}"
