@@ -135,6 +135,18 @@ def test_survivors_go_on_while_a_place_is_filled_again(told: Told) -> None:
     assert view.workers.roles == [0, 3, 1, 2]
 
 
+def test_a_place_that_was_drained_is_not_filled_again(told: Told) -> None:
+    told.seated(20, 1, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#0")
+    told.at(20, e.DrainAsked("n1/1"))
+    told.seated(20, 2, "n0/0#0", "n0/1#0", "n1/0#0")
+    told.at(25, e.StepsSeen(1, 15, 15, 25, 11), e.DrainAsked("n1/1", undo=True))
+    told.at(27, e.StepsSeen(1, 17, 17, 27, 11))
+    told.seated(27, 3, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#1")
+    told.at(28, e.StepsSeen(1, 18, 18, 28, 11))
+    expected = {Bucket.PRODUCTIVE: 36 + 3 * 7 + 4.0, Bucket.STANDBY: 5.0, Bucket.START: 40 + 2.0}
+    assert spent(told.view()) == BEGIN | expected
+
+
 def test_a_node_that_is_missing_is_waited_for_and_charged_to_its_loss(told: Told) -> None:
     told.at(21, e.NodeLost("n1", "i", NodeLoss.DIED))
     told.at(21, e.IncidentOpened("I1", "node-lost", (Blame(-1, "n1", "node lost: died"),), "lost n1"))
