@@ -59,10 +59,10 @@ font-size:.875rem;white-space:nowrap}.good{color:var(--good)}.bad{color:var(--ba
 dl.facts{display:grid;grid-template-columns:minmax(8rem,max-content) 1fr;gap:.3rem 1rem;margin:.4rem 0}
 dl.facts dt{color:var(--soft)}dl.facts dd{margin:0}dl.facts dd p{margin:0 0 .15rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;margin:.4rem 0}
-caption{text-align:left;color:var(--soft);padding:.2rem 0}td,dd,h1,.note{overflow-wrap:anywhere}
+caption{text-align:left;color:var(--soft);padding:.2rem 0}.wide,td:last-child,dd,h1,.note{overflow-wrap:anywhere}
 th,td{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 th,td.num,.tight{white-space:nowrap;overflow-wrap:normal}thead th{white-space:normal;vertical-align:bottom}
-th{font-weight:600}thead th{color:var(--soft);font-size:.875rem}.num{text-align:right}.wide{width:50%}
+th{font-weight:600}thead th{color:var(--soft);font-size:.875rem}.num{text-align:right}.wide{width:100%}
 .key{display:inline-block;width:.8em;height:.8em;border-radius:.15em;margin-right:.45em}
 .bar{display:flex;height:1.7rem;border-radius:.3rem;overflow:hidden;gap:1px;margin:.6rem 0;background:var(--bg)}
 .bar i{display:block;min-width:2px}.bar.thin{height:.8rem}

@@ -209,7 +209,7 @@ def _aside(view: View) -> list[str]:
 def _one(incident: IncidentView, view: View) -> str:
     made = f" Answer: {answer(incident)}." if incident.answer else ""
     after = f" {_lasted(incident, view)}." if incident.kind not in FOLLOWING or incident.downtime_s >= 0 else ""
-    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what(incident)}.{made}{after}"
+    return f"{incident.id}, {duration(incident.opened_s)} after the start: {what(incident).rstrip('.')}.{made}{after}"
 
 
 def _lasted(incident: IncidentView, view: View) -> str:
