@@ -160,10 +160,14 @@ def test_it_stays_small_however_much_happened() -> None:
     view.series = {f"metric:m{n}": Series(1000.0, curve, curve, curve) for n in range(64)}
     view.bucket_series = {bucket.value: Series(1000.0, [0.1] * POINTS, [], []) for bucket in Bucket}
     view.buckets = dict.fromkeys(BUCKETS, 1e6)
-    text = page(make(view), view)
+    view.by_kind, view.costs = {"crash": 9_990, "drain": 10}, {"signal": 7e5, "other": 2e4, "start": 5.0}
+    told = make(view)
+    text = page(told, view)
     Page(text)
     assert len(text) < 2_000_000
     assert "Only the newest 256 are kept here" in text and "The other 224 have their line above" in text
+    assert told.num_failures == 9_990 and told.incidents_accelerator_hours == pytest.approx(200)
+    assert "9,990 failures: A worker died (9,990)" in text and "cost 200 accelerator-hours" in text
     shown = Page(text)
     assert {a["href"][1:] for a in shown.found("a")} <= {a["id"] for _, a in shown.tags if "id" in a}
     assert "(I000, I001, I002, I003, I004, I005, I006, I007 and 248 more)" in re.sub(r"<a [^>]*>|</a>", "", text)

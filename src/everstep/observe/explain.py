@@ -78,7 +78,11 @@ class Part(NamedTuple):
 
 
 def title(incident: IncidentView) -> str:
-    return TITLES.get(incident.kind, incident.kind.replace("-", " ").capitalize())
+    return title_of(incident.kind)
+
+
+def title_of(kind: str) -> str:
+    return TITLES.get(kind, kind.replace("-", " ").capitalize())
 
 
 def what(incident: IncidentView) -> str:
@@ -106,7 +110,11 @@ def planned(incident: IncidentView) -> bool:
 
 def failure(incident: IncidentView) -> bool:
     """Something went wrong, and training stopped for it."""
-    return not planned(incident) and incident.kind not in ASIDE
+    return is_failure(incident.kind)
+
+
+def is_failure(kind: str) -> bool:
+    return kind not in PLANNED and kind not in ASIDE
 
 
 def state(incident: IncidentView) -> str:

@@ -13,7 +13,20 @@ from collections.abc import Mapping
 
 import msgspec
 
-from everstep.observe.explain import FOLLOWING, answer, cost_s, failure, planned, state, still, title, what, when
+from everstep.observe.explain import (
+    FOLLOWING,
+    answer,
+    cost_s,
+    failure,
+    is_failure,
+    planned,
+    state,
+    still,
+    title,
+    title_of,
+    what,
+    when,
+)
 from everstep.observe.text import advise, duration, who
 from everstep.observe.todo import ToDo, to_do
 from everstep.observe.units import HOUR_S, Price, accelerator_time, money, percent, plural
@@ -109,7 +122,8 @@ class Report(msgspec.Struct, frozen=True):
     buckets: tuple[Spent, ...]
     causes: tuple[Spent, ...]
     num_incidents: int
-    num_failures: int  # of those that are told
+    num_failures: int
+    incidents_accelerator_hours: float  # what all cost, also those that are not told
     incidents: tuple[Told, ...]
     to_do: tuple[ToDo, ...]
     by_kind: dict[str, int]
@@ -127,7 +141,7 @@ def make(view: View, price: Price = Price()) -> Report:  # noqa: B008 - frozen
         view.redone_steps, view.step_s, {name: _number(value) for name, value in view.metrics.items()},
         tuple(_spent(b.value, view.buckets.get(b.value, 0.0), total, price, MEANINGS[b]) for b in Bucket),
         tuple(_spent(name, s, total, price, CAUSES.get(name, "")) for name, s in _dearest(view.costs)),
-        view.num_incidents, sum(failure(incident) for incident in view.incidents),
+        view.num_incidents, sum(failures_by_kind(view).values()), charged(view) / HOUR_S,
         tuple(_told(incident, view, price) for incident in view.incidents), tuple(to_do(view)), dict(view.by_kind),
         view.num_saves, view.saved_step, tuple(f"{a.kind}: {a.text} ({duration(a.at_s)})" for a in view.alerts),
     )  # fmt: skip
@@ -173,27 +187,29 @@ def _reached(view: View) -> str:
 
 def story(view: View, price: Price) -> list[str]:
     """What a person wants to know next: what failed and why, how long it took, what it cost."""
-    failures = [incident for incident in view.incidents if failure(incident)]
-    return [*_failed(view, failures), *_aside(view), *_cost(view, price)]
+    return [*_failed(view), *_aside(view), *_cost(view, price)]
 
 
-def _failed(view: View, failures: list[IncidentView]) -> list[str]:
-    if not failures:
+def failures_by_kind(view: View) -> dict[str, int]:
+    """Of all, also of those that are not kept; the most frequent first."""
+    found = {kind: count for kind, count in view.by_kind.items() if is_failure(kind)}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _failed(view: View) -> list[str]:
+    kinds, kept = failures_by_kind(view), [incident for incident in view.incidents if failure(incident)]
+    count = sum(kinds.values())
+    if not count:
         return ["Nothing failed."]
-    if len(failures) <= 5:
-        return [_one(incident, view) for incident in failures]
-    kinds: dict[str, int] = {}
-    for incident in failures:
-        kinds[title(incident)] = kinds.get(title(incident), 0) + 1
-    counted = ", ".join(f"{name} ({count})" for name, count in sorted(kinds.items(), key=lambda item: -item[1]))
-    worst = max(failures, key=cost_s)
+    if count <= 5 and count == len(kept):
+        return [_one(incident, view) for incident in kept]
+    counted = ", ".join(f"{title_of(kind)} ({number:,})" for kind, number in kinds.items())
     missing = view.num_incidents - len(view.incidents)
     older = f" The {missing:,} oldest incidents are counted, and not told here." if missing else ""
     lasted = f"Training stood still for {duration(view.downtime_s)} in all."
-    return [
-        f"{plural(len(failures), 'failure')}: {counted}. {lasted}{older}",
-        f"The dearest one: {_one(worst, view)}",
-    ]
+    of = "of the newest" if missing else "one"
+    worst = [f"The dearest {of}: {_one(max(kept, key=cost_s), view)}"] if kept else []
+    return [f"{plural(count, 'failure')}: {counted}. {lasted}{older}", *worst]
 
 
 def _aside(view: View) -> list[str]:
@@ -215,7 +231,7 @@ def _one(incident: IncidentView, view: View) -> str:
 def _lasted(incident: IncidentView, view: View) -> str:
     if incident.downtime_s >= 0:
         none_lost = not view.redone_steps and not any(each.redone_steps for each in view.incidents)
-        redone = ", and no step was lost" if incident.outcome == "recovered" and none_lost else ""
+        redone = ", and no finished step was lost" if incident.outcome == "recovered" and none_lost else ""
         if incident.redone_steps:
             redone = f", and {plural(incident.redone_steps, 'step')} had to be made again"
         return f"Training stood still for {duration(incident.downtime_s)}{redone}"
@@ -224,12 +240,17 @@ def _lasted(incident: IncidentView, view: View) -> str:
     return "How long training stood still is not known" if incident.outcome else "It is still open"
 
 
+def charged(view: View) -> float:
+    """Accelerator-seconds that incidents cost, also those that are not kept: what else was lost goes by its bucket."""
+    return sum(spent for cause, spent in view.costs.items() if cause not in set(Bucket))
+
+
 def _cost(view: View, price: Price) -> list[str]:
     total = sum(view.buckets.values())
     if not total:
         return []
-    lost = sum(cost_s(incident) for incident in view.incidents if not planned(incident))
     asked = sum(cost_s(incident) for incident in view.incidents if planned(incident))
+    lost = max(0.0, charged(view) - asked)
     useful = view.buckets.get(Bucket.PRODUCTIVE.value, 0.0) / total
     losses = {b: view.buckets.get(b.value, 0.0) for b in Bucket if b is not Bucket.PRODUCTIVE}
     worst = max(losses, key=lambda b: losses[b])

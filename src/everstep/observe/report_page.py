@@ -114,7 +114,7 @@ def _figures(report: Report, amounts: Amounts) -> str:
         ("Failures", f"{report.num_failures:,}", f"of {plural(report.num_incidents, 'incident')}"),
         ("Stood still", duration(report.downtime_s), "without a step, in all"),
         ("ETTR", percent(report.ettr), "of the wall time were new steps"),
-        amounts.card("Incidents cost", sum(told.accelerator_hours for told in report.incidents)),
+        amounts.card("Incidents cost", report.incidents_accelerator_hours),
         amounts.card("Whole job", report.accelerator_hours),
     ]
     items = "".join(
