@@ -21,7 +21,7 @@ from everstep.core.errors import UsageError
 
 NEEDED = ("starlette", "uvicorn")
 LIVES = 5  # a page that breaks this often does not come back
-PAUSE_S = 2.0
+PAUSE_S = 1.0
 NICE = 10
 GOODBYE_S = 2.0
 LOG = "dashboard.log"
