@@ -107,8 +107,8 @@ def test_only_evidence_and_logs_are_handed_out(run: Path) -> None:
             assert newest.endswith("\ufffd<script>\n") and newest.count("a") == files.NEWEST_BYTES - 10
             for path in (
                 "token", "logs/../token", "logs/%2e%2e/token", "logs/..%2ftoken", "logs/outside", "logs/up/token",
-                "logs", "logs/pipe", "/etc/passwd", "..%2f..%2fetc/passwd", "logs/%00", "logs/%ff", "incidents/" + "a/" * 3000,
-                "journal.jsonl", "logs/sub/../../token", "logs//../token", "./logs/up/journal.jsonl", "",
+                "logs", "logs/pipe", "/etc/passwd", "..%2f..%2fetc/passwd", "logs/%00", "logs/%ff",
+                "incidents/" + "a/" * 3000, "journal.jsonl", "logs/sub/../../token", "logs//../token", "./token", "",
             ):  # fmt: skip
                 got = await dash.ask("GET", f"/api/file/{path}")
                 assert got.status == 404 and b"secret" not in got.body, path

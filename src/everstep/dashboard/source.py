@@ -55,35 +55,43 @@ class Source:
         self._viewer, self._follower = History(run).newest()
         self._looked_s = time.monotonic()
         self._gone = lives is None
-        self._moment: tuple[float, float] | None = None  # of the job, and when it was that, by this machine's clock
+        self._moment: tuple[float, float] | None = None  # the job's time at its newest entry, and when that was read
+        self._first = True
         self.trouble = ""  # with the journal, for people
 
-    def advance(self) -> View:
-        """Take in what the journal has got. A damaged line is told, and what follows it is shown."""
+    def follow(self) -> int:
+        """Take in what the journal has got; how many entries. A damaged line is told, and what follows it is shown."""
         try:
             entries = self._follower.new()
         except (JournalError, OSError) as error:
             entries, self.trouble = [], str(error)
         for entry in entries:
             self._viewer.add(entry)
+        if entries:
+            self._moment = None
+        return len(entries)
+
+    def view(self) -> View:
+        """As of now."""
+        self.follow()
         view = self._viewer.view
         if not self._over(view):
-            self._viewer.until(self._now_s(view, bool(entries)))
+            self._viewer.until(self._now_s(view))
             view = self._viewer.view
         return view
 
     def frame(self) -> Frame:
-        view = self.advance()
+        view = self.view()
         return Frame({name: _encode(getattr(view, name)) for name in FIELDS}, self._over(view))
 
     def facts(self) -> Facts:
-        view = self.advance()
+        view = self.view()
         mode = "simulated" if view.simulated else "recorded" if self._over(view) else "live"
         return Facts(view.job, mode, view.now_s, self.trouble)
 
     def incident(self, name: str) -> bytes | None:
         """One that the newest view has."""
-        found = [incident for incident in self.advance().incidents if incident.id == name]
+        found = [incident for incident in self.view().incidents if incident.id == name]
         return _encode(found[-1]) if found else None
 
     def _over(self, view: View) -> bool:
@@ -92,19 +100,18 @@ class Source:
             self._looked_s, self._gone = now, self._lives() is False
         return view.ended or self._gone
 
-    def _now_s(self, view: View, moved: bool) -> float:
+    def _now_s(self, view: View) -> float:
         """The job's time: that of its newest entry, and what has passed since that was read.
 
-        Never ahead of an entry to come, so the clock of another host does not matter; only at first it is asked how
-        long ago the newest entry was.
+        So it is never ahead of an entry to come, and the clock of another host does not matter; only at first it is
+        asked how long ago the newest entry was.
         """
+        now = time.monotonic()
         if self._moment is None:
-            ago_s = time.time() - view.submitted_wall_s if view.submitted_wall_s else 0.0
-            self._moment = (max(view.now_s, ago_s), time.monotonic())
-        elif moved:
-            self._moment = (view.now_s, time.monotonic())
+            ago_s = time.time() - view.submitted_wall_s if self._first and view.submitted_wall_s else 0.0
+            self._moment, self._first = (max(view.now_s, ago_s), now), False
         then_s, read_s = self._moment
-        return then_s + time.monotonic() - read_s
+        return then_s + now - read_s
 
 
 class Past:
