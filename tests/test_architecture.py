@@ -58,6 +58,7 @@ PURE = (
     "src/everstep/control/findings.py",
     "src/everstep/sim/",
     "src/everstep/control/changes.py",
+    "src/everstep/control/compaction.py",
     "src/everstep/control/corrupted.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/deciding.py",
