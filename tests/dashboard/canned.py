@@ -1,4 +1,4 @@
-"""Views of three jobs for the page's tests: a small one with faults, one of 1,000 workers, a simulated one of 100,000."""
+"""Views of three jobs for the page's tests: a small one with faults, one of 1,000 workers, a simulation of 100,000."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from everstep.observe.view import (
 
 STARTED_WALL_S = 1_790_000_000.0
 STEP_S = 0.412
+Spans = list[tuple[float, float]]  # of time without a step
 
 
 def curve(every_s: float, values: list[float | None], spread: float = 0.03) -> Series:
@@ -36,9 +37,7 @@ def curve(every_s: float, values: list[float | None], spread: float = 0.03) -> S
     return Series(every_s, values, low, high)
 
 
-def curves(
-    span_s: float, bins: int, members: int, holes: list[tuple[float, float]], seed: int = 1
-) -> dict[str, Series]:
+def curves(span_s: float, bins: int, members: int, holes: Spans, seed: int = 1) -> dict[str, Series]:
     """Loss, learning rate, throughput, step time and members of a job that made no step in `holes`."""
     chance, every_s = random.Random(seed), span_s / bins
     times = [(i + 0.5) * every_s for i in range(bins)]
@@ -60,7 +59,7 @@ def curves(
     }
 
 
-def shares(span_s: float, bins: int, holes: list[tuple[float, float]]) -> dict[str, Series]:
+def shares(span_s: float, bins: int, holes: Spans) -> dict[str, Series]:
     """Where the time went, by bin: nearly all of it to steps, but for `holes`."""
     every_s = span_s / bins
     quiet = [any(begin <= (i + 0.5) * every_s < end for begin, end in holes) for i in range(bins)]
@@ -156,7 +155,8 @@ def small(span_s: float = 740.0) -> View:
         workers=Workers(
             nodes=[0, 0, 2, 2], locals=[0, 1, 0, 1], lives=[0, 1, 0, 0],
             states=[WorkerState.ACTS, WorkerState.ACTS, WorkerState.ACTS, WorkerState.WARMS],
-            roles=[0, 1, 2, 3], own_s=[0.301, 0.307, 0.372, -1], rss_bytes=[1 << 30, 1 << 30, 1_210_000_000, 900_000_000],
+            roles=[0, 1, 2, 3], own_s=[0.301, 0.307, 0.372, -1],
+            rss_bytes=[1 << 30, 1 << 30, 1_210_000_000, 900_000_000],
         ),
         fleet=Fleet(4, 4, 0, 0, 0), incidents=incidents, num_incidents=3, by_kind={"crash": 1, "hang": 1, "slow": 1},
         by_cause={"signal": 1, "collective": 1, "forward": 1}, downtime_s=37.81,
@@ -190,9 +190,7 @@ def large(workers: int = 1000) -> View:
     states[-8:] = [WorkerState.WAITS] * 8
     nodes = [NodeView(f"gpu-a{i:03d}.cluster", slots=8, first_rank=8 * i) for i in range(workers // 8)]
     nodes[-1] = NodeView(nodes[-1].name, NodeState.SPARE, slots=8)
-    nodes += [
-        NodeView(f"gpu-b{i:03d}.cluster", NodeState.LOST, "closed", span_s - 3600 * i, slots=8) for i in range(24)
-    ]
+    nodes += [NodeView(f"gpu-b{i:03d}.cluster", NodeState.LOST, "closed", 3600.0 * i, slots=8) for i in range(24)]
     made = [many_kinds(i, span_s * (i + 0.5) / 180) for i in range(180)]
     view = small(span_s)
     return msgspec.structs.replace(
@@ -207,7 +205,7 @@ def large(workers: int = 1000) -> View:
         bucket_series=shares(span_s, 1000, [(i.opened_s, i.opened_s + 300) for i in made[::40]]),
         memory_steps={str(role): 612_345 - (role == 217) for role in range(workers - 10)},
         buckets=scaled(view, workers * span_s), redone=[(90_000.0, 91_500.0)],
-        costs={"signal": 9.1e6, "device-memory": 4.2e6, "network": 3e6, "forward": 2e6, "disk": 1e5, "host": 9e4, "x": 8e4},
+        costs={"signal": 9.1e6, "device-memory": 4.2e6, "network": 3e6, "forward": 2e6, "disk": 1e5, "host": 9e4},
     )  # fmt: skip
 
 
@@ -228,8 +226,9 @@ def huge(total: int = 100_000) -> View:
     view = large()
     made = [msgspec.structs.replace(i, opened_s=i.opened_s * 121) for i in view.incidents]
     return msgspec.structs.replace(
-        view, job="year-100k", script="examples/scenarios/year-100k.toml", simulated=True, now_s=span_s, workers=Workers(),
-        fleet=Fleet(total, 98_740, 640, 620, 3), nodes=[NodeView(f"n{i}", slots=8, incidents=1) for i in range(12)],
+        view, job="year-100k", script="examples/scenarios/year-100k.toml", simulated=True, now_s=span_s,
+        workers=Workers(), fleet=Fleet(total, 98_740, 640, 620, 3),
+        nodes=[NodeView(f"n{i}", slots=8, incidents=1) for i in range(12)],
         last_step_s=span_s - 40, incidents=made, memory_steps={}, redone=[],
         series=curves(span_s, 1000, 98_740, [], 4), bucket_series=shares(span_s, 1000, []),
         buckets=scaled(view, total * span_s), submitted_wall_s=0.0, step_s=31.0,

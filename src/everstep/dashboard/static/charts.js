@@ -6,7 +6,14 @@ import { kindOf, order, points, readout } from "./curves.js";
 import { incidentTitle, stops, toll } from "./words.js";
 import { Plot } from "./plot.js";
 
-const SPANS = [["30 d", 2592000], ["7 d", 604800], ["1 d", 86400], ["1 h", 3600], ["10 min", 600], ["1 min", 60]];
+const SPANS = [
+  ["30 d", 2592000],
+  ["7 d", 604800],
+  ["1 d", 86400],
+  ["1 h", 3600],
+  ["10 min", 600],
+  ["1 min", 60],
+];
 const LEAST_BINS = 10; // a span of fewer shows nothing
 const FEW = 3; // more than so many extra metrics wait behind a button
 const REDRAW_MS = 400;
@@ -48,7 +55,9 @@ export class Marks {
       id: incident.id,
       opened_s: incident.opened_s,
       stops: stops(incident),
-      label: [`${clock(wall, incident.opened_s)} ${incidentTitle(incident)}`, toll(incident)].filter(Boolean).join("; "),
+      label: [`${clock(wall, incident.opened_s)} ${incidentTitle(incident)}`, toll(incident)]
+        .filter(Boolean)
+        .join("; "),
     }));
     this.made.redone = redone;
   }
@@ -93,7 +102,12 @@ export class Charts {
     const { main, more } = order(Object.keys(series).filter((name) => series[name].mean.some((y) => y !== null)));
     const shown = this.all || more.length <= FEW ? [...main, ...more] : main;
     this.offer(more);
-    keyed(document.getElementById("charts"), shown, (name) => name, (name) => this.make(name));
+    keyed(
+      document.getElementById("charts"),
+      shown,
+      (name) => name,
+      (name) => this.make(name),
+    );
     this.buttons();
   }
 
@@ -113,7 +127,10 @@ export class Charts {
     const { title, format, axis, color, zero } = kind;
     const edge = { label: "", color, width: 0 };
     const plot = new Plot({
-      title, format, axis, zero,
+      title,
+      format,
+      axis,
+      zero,
       lines: [edge, edge, { label: title, color }],
       bands: [[2, 1, color, 0.22]],
       readout: readout(kind),
@@ -139,7 +156,12 @@ export class Charts {
     const fit = SPANS.filter(([, seconds]) => seconds < now && seconds >= least);
     const zoomed = Array.isArray(chosen) ? [["zoomed in", chosen]] : [];
     const offers = [["whole job", null], ...fit, ...zoomed];
-    keyed(document.getElementById("spans"), offers, ([name]) => name, ([name, span]) => this.button(name, span));
+    keyed(
+      document.getElementById("spans"),
+      offers,
+      ([name]) => name,
+      ([name, span]) => this.button(name, span),
+    );
   }
 
   button(name, span) {

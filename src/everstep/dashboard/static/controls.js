@@ -16,14 +16,16 @@ const ACTIONS = {
   drain: {
     label: "Drain a node …",
     title: "Drain",
-    what: () => "The node, or one worker, leaves between two steps. The others go on, with a standby in its place if there is one.",
+    what: () =>
+      "The node, or one worker, leaves between two steps. The others go on, a standby takes its place if there is one.",
     go: "Drain",
     target: true,
   },
   stop: {
     label: "Stop the job …",
     title: "Stop the job",
-    what: (view) => `All workers of ${view.job} are stopped, after step ${count(view.step)}. The job does not go on by itself.`,
+    what: (view) =>
+      `All workers of ${view.job} are stopped, after step ${count(view.step)}. The job does not go on by itself.`,
     go: "Stop the job",
     danger: true,
   },
@@ -41,18 +43,30 @@ export class Controls {
     const why = this.whyNot();
     setText(id("control-note"), why || "Each asks before it acts, and needs the job's token.");
     const buttons = Object.entries(ACTIONS).map(([name, action]) => ({ name, action, why }));
-    keyed(id("control-buttons"), buttons, ({ name }) => name, ({ name, action }) => {
-      const button = h("button", { type: "button", class: action.danger ? "danger" : null, onclick: () => this.ask(name) }, action.label);
-      button.show = (now) => {
-        button.disabled = Boolean(now.why);
-      };
-      return button;
-    });
+    keyed(
+      id("control-buttons"),
+      buttons,
+      ({ name }) => name,
+      ({ name, action }) => {
+        const button = h(
+          "button",
+          { type: "button", class: action.danger ? "danger" : null, onclick: () => this.ask(name) },
+          action.label,
+        );
+        button.show = (now) => {
+          button.disabled = Boolean(now.why);
+        };
+        return button;
+      },
+    );
   }
 
   whyNot() {
     const { info, live } = this.store;
-    if (!info?.controls) return info?.mode === "live" ? "This page only shows the job: it cannot control it." : `This is a ${info?.mode} job: there is nothing to control.`;
+    if (!info?.controls)
+      return info?.mode === "live"
+        ? "This page only shows the job: it cannot control it."
+        : `This is a ${info?.mode} job: there is nothing to control.`;
     return live && live.exit_code !== null ? "The job has ended." : "";
   }
 
@@ -60,14 +74,25 @@ export class Controls {
     const action = ACTIONS[name];
     const view = this.store.live;
     const form = h("form", { method: "dialog", class: "ask" });
-    const fields = { token: this.tokenField(), confirm: confirmField(view.job), target: action.target ? targetField(view) : null };
+    const fields = {
+      token: this.tokenField(),
+      confirm: confirmField(view.job),
+      target: action.target ? targetField(view) : null,
+    };
     const answer = h("p", { class: "answer", role: "status" });
     const go = h("button", { type: "submit", class: action.danger ? "danger" : "primary", disabled: true }, action.go);
     const cancel = h("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel");
-    form.append(h("h2", { id: "ask-title" }, action.title), h("p", {}, action.what(view)),
-      ...[fields.target?.label, fields.confirm.label, fields.token.label, answer].filter(Boolean), h("div", { class: "buttons" }, go, cancel));
+    form.append(
+      h("h2", { id: "ask-title" }, action.title),
+      h("p", {}, action.what(view)),
+      ...[fields.target?.label, fields.confirm.label, fields.token.label, answer].filter(Boolean),
+      h("div", { class: "buttons" }, go, cancel),
+    );
     const ready = () => {
-      go.disabled = fields.confirm.input.value !== view.job || !fields.token.input.value || (fields.target && !fields.target.input.value);
+      go.disabled =
+        fields.confirm.input.value !== view.job ||
+        !fields.token.input.value ||
+        (fields.target && !fields.target.input.value);
     };
     form.addEventListener("input", ready);
     form.addEventListener("submit", (event) => {
@@ -90,7 +115,10 @@ export class Controls {
     go.disabled = true;
     setText(answer, "asking …");
     const undo = fields.target?.undo.checked;
-    const body = { confirm: fields.confirm.input.value, ...(fields.target ? { target: fields.target.input.value.trim(), undo } : {}) };
+    const body = {
+      confirm: fields.confirm.input.value,
+      ...(fields.target ? { target: fields.target.input.value.trim(), undo } : {}),
+    };
     try {
       const { ok } = await getJson(`/api/control/${name}`, {
         method: "POST",
@@ -110,15 +138,26 @@ export class Controls {
 
 function confirmField(job) {
   const input = h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true });
-  return { input, label: h("label", {}, h("span", {}, "type the job's name, ", h("strong", {}, job), ", to confirm"), input) };
+  return {
+    input,
+    label: h("label", {}, h("span", {}, "type the job's name, ", h("strong", {}, job), ", to confirm"), input),
+  };
 }
 
 /** A node's name, a worker's rank, or node/local_rank; names of nodes that are here are offered. */
 function targetField(view) {
-  const options = view.nodes.filter((node) => node.state !== "lost").slice(0, 500).map((node) => h("option", { value: node.name }, node.state));
+  const options = view.nodes
+    .filter((node) => node.state !== "lost")
+    .slice(0, 500)
+    .map((node) => h("option", { value: node.name }, node.state));
   const input = h("input", { type: "text", list: "targets", autocomplete: "off", spellcheck: "false", required: true });
   const undo = h("input", { type: "checkbox" });
-  const label = h("div", { class: "target" }, h("label", {}, "node, rank, or node/local rank", input), h("datalist", { id: "targets" }, ...options),
-    h("label", { class: "check" }, undo, "take it back: its place is to be filled again"));
+  const label = h(
+    "div",
+    { class: "target" },
+    h("label", {}, "node, rank, or node/local rank", input),
+    h("datalist", { id: "targets" }, ...options),
+    h("label", { class: "check" }, undo, "take it back: its place is to be filled again"),
+  );
   return { input, undo, label };
 }

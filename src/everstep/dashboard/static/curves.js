@@ -26,7 +26,10 @@ function push(data, ...values) {
 
 /** Bins from one filled one to the next, in the middle of all. */
 function usual(filled) {
-  const apart = filled.slice(1).map((i, at) => i - filled[at]).sort((a, b) => a - b);
+  const apart = filled
+    .slice(1)
+    .map((i, at) => i - filled[at])
+    .sort((a, b) => a - b);
   return apart[Math.floor(apart.length / 2)] ?? 1;
 }
 
@@ -58,13 +61,19 @@ const KNOWN = {
 export function kindOf(name) {
   if (KNOWN[name]) return KNOWN[name];
   const title = name.replace(/^metric:/, "");
-  return { title: title === "loss" ? "Loss" : title, format: (y) => significant(y, 4), axis: (y) => significant(y), color: "metric" };
+  return {
+    title: title === "loss" ? "Loss" : title,
+    format: (y) => significant(y, 4),
+    axis: (y) => significant(y),
+    color: "metric",
+  };
 }
 
 /** Loss first, then what every job has, then the script's other metrics. */
 export function order(names) {
   const metrics = names.filter((name) => name.startsWith("metric:")).sort();
-  const lead = metrics.find((name) => name === "metric:loss") ?? metrics.find((name) => name.includes("loss")) ?? metrics[0];
+  const lead =
+    metrics.find((name) => name === "metric:loss") ?? metrics.find((name) => name.includes("loss")) ?? metrics[0];
   const ours = names.filter((name) => name in FIRST).sort((a, b) => FIRST[a] - FIRST[b]);
   const others = names.filter((name) => !ours.includes(name) && !metrics.includes(name)).sort();
   return { main: lead ? [lead, ...ours] : ours, more: [...metrics.filter((name) => name !== lead), ...others] };

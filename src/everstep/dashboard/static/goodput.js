@@ -9,8 +9,18 @@ import { newest } from "./curves.js";
 const id = (name) => document.getElementById(name);
 
 /** Buckets of observe.view in the order in which they are stacked, and what they are called on the page. */
-export const BUCKETS = ["productive", "redundant work", "redone work", "detection", "recovery", "checkpoint stall",
-  "straggler loss", "start", "waiting for capacity", "idle standby"];
+export const BUCKETS = [
+  "productive",
+  "redundant work",
+  "redone work",
+  "detection",
+  "recovery",
+  "checkpoint stall",
+  "straggler loss",
+  "start",
+  "waiting for capacity",
+  "idle standby",
+];
 const LOST = BUCKETS.slice(1);
 const CAUSES_SHOWN = 6;
 const AREA = 0.75; // weight of the areas under the lines
@@ -32,22 +42,38 @@ export class Goodput {
   draw() {
     const { buckets, costs } = this.store.view;
     const sum = total(buckets);
-    const rows = BUCKETS.filter((name) => buckets[name] > 0).map((name) => ({ name, spent: buckets[name], share: buckets[name] / sum }));
+    const rows = BUCKETS.filter((name) => buckets[name] > 0).map((name) => ({
+      name,
+      spent: buckets[name],
+      share: buckets[name] / sum,
+    }));
     keyed(id("share"), rows, (row) => row.name, segment);
     const said = rows.map((row) => `${row.name} ${percent(row.share)}`).join(", ");
     id("share").setAttribute("aria-label", said || "nothing yet");
-    keyed(id("bucket-rows"), rows, (row) => row.name, (row) => shareRow(row, swatch(row)));
+    keyed(
+      id("bucket-rows"),
+      rows,
+      (row) => row.name,
+      (row) => shareRow(row, swatch(row)),
+    );
     setText(id("goodput-note"), sum > 0 ? `${spent(sum)} of accelerators (acc) until now` : "nothing yet");
     this.causes(costs, sum);
   }
 
   causes(costs, sum) {
-    const rows = Object.entries(costs).filter(([, lost]) => lost > 0).sort((a, b) => b[1] - a[1]);
+    const rows = Object.entries(costs)
+      .filter(([, lost]) => lost > 0)
+      .sort((a, b) => b[1] - a[1]);
     const shown = rows.slice(0, CAUSES_SHOWN).map(([name, lost]) => ({ name, spent: lost, share: lost / sum }));
     const rest = rows.slice(CAUSES_SHOWN).reduce((all, [, lost]) => all + lost, 0);
     if (rest > 0) shown.push({ name: "all others", spent: rest, share: rest / sum });
     id("causes-title").hidden = !shown.length;
-    keyed(id("cause-rows"), shown, (row) => row.name, (row) => shareRow(row, null));
+    keyed(
+      id("cause-rows"),
+      shown,
+      (row) => row.name,
+      (row) => shareRow(row, null),
+    );
   }
 
   makePlot() {
@@ -84,7 +110,9 @@ export class Goodput {
   readout([times, ...stacked], index) {
     const at = index ?? newest(stacked.at(-1) ?? []);
     if (at < 0 || stacked.at(-1)[at] === null) return { value: UNKNOWN, more: "", at: null };
-    const shares = LOST.map((name, i) => [name, stacked[i][at] - (i ? stacked[i - 1][at] : 0)]).filter(([, x]) => x > 5e-4);
+    const shares = LOST.map((name, i) => [name, stacked[i][at] - (i ? stacked[i - 1][at] : 0)]).filter(
+      ([, x]) => x > 5e-4,
+    );
     shares.sort((a, b) => b[1] - a[1]);
     const parts = shares.slice(0, 2).map(([name, x]) => `${name} ${percent(x)}`);
     return { value: percent(stacked.at(-1)[at]), more: parts.join(", "), at: times[at] };

@@ -57,14 +57,20 @@ function about(view, now) {
 }
 
 function tiles(view, now) {
-  return [step(view), speed(view), pace(view), loss(view), members(view), effective(view), last(view, now)].filter(Boolean);
+  return [step(view), speed(view), pace(view), loss(view), members(view), effective(view), last(view, now)].filter(
+    Boolean,
+  );
 }
 
 function step(view) {
   const goal = view.goal > 0 ? `of ${count(view.goal)}, ${percent(Math.max(0, view.step) / view.goal)}` : "";
   const left = remaining(view);
   const rest = Number.isFinite(left) ? `${duration(left)} to go` : "";
-  return { name: "Step", value: view.step < 0 ? UNKNOWN : count(view.step), note: [goal, rest].filter(Boolean).join(", ") };
+  return {
+    name: "Step",
+    value: view.step < 0 ? UNKNOWN : count(view.step),
+    note: [goal, rest].filter(Boolean).join(", "),
+  };
 }
 
 function speed(view) {
@@ -79,7 +85,11 @@ function pace(view) {
 function loss(view) {
   const name = "loss" in view.metrics ? "loss" : Object.keys(view.metrics).find((key) => key.includes("loss"));
   if (!name) return null;
-  return { name: name === "loss" ? "Loss" : name, value: significant(view.metrics[name], 4), note: "newest, logged by the script" };
+  return {
+    name: name === "loss" ? "Loss" : name,
+    value: significant(view.metrics[name], 4),
+    note: "newest, logged by the script",
+  };
 }
 
 function members(view) {
@@ -92,7 +102,11 @@ function members(view) {
 }
 
 function effective(view) {
-  return { name: "ETTR", value: percent(view.ettr), note: `effective training time; ${duration(view.downtime_s)} without a step` };
+  return {
+    name: "ETTR",
+    value: percent(view.ettr),
+    note: `effective training time; ${duration(view.downtime_s)} without a step`,
+  };
 }
 
 function last(view, now) {
@@ -107,7 +121,12 @@ function makeTile(tile) {
   const value = h("strong", {});
   const unit = h("span", { class: "unit" });
   const note = h(tile.href ? "a" : "span", { class: "note" });
-  const element = h("div", { class: tile.wide ? "tile wide" : "tile" }, h("dt", {}, tile.name), h("dd", {}, value, unit, note));
+  const element = h(
+    "div",
+    { class: tile.wide ? "tile wide" : "tile" },
+    h("dt", {}, tile.name),
+    h("dd", {}, value, unit, note),
+  );
   element.show = (now) => {
     setText(value, now.value);
     setText(unit, now.unit ? ` ${now.unit}` : "");

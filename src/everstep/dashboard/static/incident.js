@@ -8,7 +8,14 @@ import { incidentTitle, isOpen, stops, total, who } from "./words.js";
 
 const id = (name) => document.getElementById(name);
 const PHASES = { detect: "noticed", stop: "stopped", form: "formed anew", "first-step": "first step" };
-const ROWS = { sign: "first sign", detect: "noticed", decide: "decided", act: "acted", recover: "recovered", close: "closed" };
+const ROWS = {
+  sign: "first sign",
+  detect: "noticed",
+  decide: "decided",
+  act: "acted",
+  recover: "recovered",
+  close: "closed",
+};
 
 export class IncidentPage {
   constructor(store) {
@@ -79,18 +86,33 @@ export class IncidentPage {
 
   navigation() {
     const [before, after] = [this.neighbour(-1), this.neighbour(1)];
-    return h("nav", { class: "row", "aria-label": "Incidents" }, h("a", { href: "#/" }, "‹ the job"),
+    return h(
+      "nav",
+      { class: "row", "aria-label": "Incidents" },
+      h("a", { href: "#/" }, "‹ the job"),
       before && h("a", { href: hrefOf(before), rel: "prev" }, "previous incident"),
-      after && h("a", { href: hrefOf(after), rel: "next" }, "next incident"));
+      after && h("a", { href: hrefOf(after), rel: "next" }, "next incident"),
+    );
   }
 
   evidence(incident) {
-    const verdicts = incident.evidence.map(([source, verdict]) => h("li", {},
-      h("strong", {}, source), ` says ${verdict.kind}, ${who(verdict.culprits)}, ${sure(verdict)}: ${verdict.why}`));
+    const verdicts = incident.evidence.map(([source, verdict]) =>
+      h(
+        "li",
+        {},
+        h("strong", {}, source),
+        ` says ${verdict.kind}, ${who(verdict.culprits)}, ${sure(verdict)}: ${verdict.why}`,
+      ),
+    );
     const files = incident.files.map((path) => this.file(path));
-    return panel("Evidence",
-      verdicts.length ? h("ul", { class: "plain" }, ...verdicts) : h("p", { class: "note" }, "No detector had to judge: what is above was seen."),
-      files.length ? h("h3", {}, "Stacks and logs") : null, ...files);
+    return panel(
+      "Evidence",
+      verdicts.length
+        ? h("ul", { class: "plain" }, ...verdicts)
+        : h("p", { class: "note" }, "No detector had to judge: what is above was seen."),
+      files.length ? h("h3", {}, "Stacks and logs") : null,
+      ...files,
+    );
   }
 
   file(path) {
@@ -108,8 +130,13 @@ const sure = (verdict) => `${Math.round(verdict.confidence * 100)}\u00a0% sure`;
 
 async function read(path, element) {
   try {
-    const answer = await fetch(`/api/file/${path.split("/").map(encodeURIComponent).join("/")}`, { credentials: "same-origin" });
-    setText(element, answer.ok ? (await answer.text()) || "(empty)" : `It cannot be read: the server answered ${answer.status}.`);
+    const answer = await fetch(`/api/file/${path.split("/").map(encodeURIComponent).join("/")}`, {
+      credentials: "same-origin",
+    });
+    setText(
+      element,
+      answer.ok ? (await answer.text()) || "(empty)" : `It cannot be read: the server answered ${answer.status}.`,
+    );
   } catch (error) {
     setText(element, `It cannot be read: ${error.message}.`);
   }
@@ -123,9 +150,18 @@ function panel(name, ...children) {
 function title(incident, wall) {
   const level = isOpen(incident) ? "open" : stops(incident) ? "bad" : "warn";
   const state = isOpen(incident) ? "open" : incident.outcome;
-  return h("div", { class: "headline", "data-level": level }, h("h2", { tabindex: "-1", id: "incident-title" }, incidentTitle(incident)),
-    h("p", { class: "note" }, `${incident.id} · ${clock(wall, incident.opened_s)} (${duration(incident.opened_s)} after the start) · `
-      + `epoch ${count(incident.epoch)}${incident.step >= 0 ? `, after step ${count(incident.step)}` : ""} · `, h("strong", {}, state)));
+  return h(
+    "div",
+    { class: "headline", "data-level": level },
+    h("h2", { tabindex: "-1", id: "incident-title" }, incidentTitle(incident)),
+    h(
+      "p",
+      { class: "note" },
+      `${incident.id} · ${clock(wall, incident.opened_s)} (${duration(incident.opened_s)} after the start) · ` +
+        `epoch ${count(incident.epoch)}${incident.step >= 0 ? `, after step ${count(incident.step)}` : ""} · `,
+      h("strong", {}, state),
+    ),
+  );
 }
 
 function numbers(incident) {
@@ -136,51 +172,119 @@ function numbers(incident) {
     ["Noticed after", duration(since(incident.opened_s)), "since its first sign"],
     ["All were told after", duration(since(incident.told_s)), "since its first sign"],
     ["Steps redone", count(incident.redone_steps), incident.redone_steps ? "" : "no step was lost"],
-    ["Cost", cost > 0 ? spent(cost) : UNKNOWN, Object.entries(incident.cost).map(([name, s]) => `${name} ${spent(s)}`).join(", ")],
+    [
+      "Cost",
+      cost > 0 ? spent(cost) : UNKNOWN,
+      Object.entries(incident.cost)
+        .map(([name, s]) => `${name} ${spent(s)}`)
+        .join(", "),
+    ],
   ];
-  return h("dl", { class: "tiles" }, ...facts.map(([name, value, note]) =>
-    h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), h("span", { class: "note" }, note)))));
+  return h(
+    "dl",
+    { class: "tiles" },
+    ...facts.map(([name, value, note]) =>
+      h(
+        "div",
+        { class: "tile" },
+        h("dt", {}, name),
+        h("dd", {}, h("strong", {}, value), h("span", { class: "note" }, note)),
+      ),
+    ),
+  );
 }
 
 /** The downtime in its parts, as long as they took. */
 function phases(incident) {
   const parts = Object.entries(incident.phases).filter(([, s]) => s > 0);
   if (!parts.length) return null;
-  const bar = h("div", { class: "phases", role: "img", "aria-label": parts.map(([name, s]) => `${PHASES[name] ?? name} ${duration(s)}`).join(", ") });
+  const bar = h("div", {
+    class: "phases",
+    role: "img",
+    "aria-label": parts.map(([name, s]) => `${PHASES[name] ?? name} ${duration(s)}`).join(", "),
+  });
   const all = total(incident.phases);
   for (const [name, s] of parts) {
     const part = h("span", { class: `phase phase-${name}`, title: `${name}: ${duration(s)}` });
     part.style.flexGrow = s / all;
     bar.append(part);
   }
-  const legend = parts.map(([name, s]) => h("li", {}, h("span", { class: `swatch phase-${name}`, "aria-hidden": "true" }),
-    `${PHASES[name] ?? name} ${duration(s)}`));
+  const legend = parts.map(([name, s]) =>
+    h(
+      "li",
+      {},
+      h("span", { class: `swatch phase-${name}`, "aria-hidden": "true" }),
+      `${PHASES[name] ?? name} ${duration(s)}`,
+    ),
+  );
   return h("div", { class: "panel" }, bar, h("ul", { class: "legend" }, ...legend));
 }
 
 function happened(incident) {
-  const culprits = incident.culprits.map((blame) => h("li", {}, h("strong", {}, who([blame])), `: ${blame.cause}`,
-    blame.detail ? h("code", { class: "detail" }, blame.detail) : null));
+  const culprits = incident.culprits.map((blame) =>
+    h(
+      "li",
+      {},
+      h("strong", {}, who([blame])),
+      `: ${blame.cause}`,
+      blame.detail ? h("code", { class: "detail" }, blame.detail) : null,
+    ),
+  );
   const { cause } = incident;
-  return panel("What happened", h("p", {}, incident.why),
+  return panel(
+    "What happened",
+    h("p", {}, incident.why),
     culprits.length ? h("h3", {}, culprits.length === 1 ? "First cause" : "First causes") : null,
     culprits.length ? h("ul", { class: "plain" }, ...culprits) : null,
     cause ? h("p", {}, `Taken together: ${cause.kind}, ${sure(cause)}. ${cause.why}`) : null,
-    incident.collateral.length ? h("p", { class: "note" }, `Collateral: ${who(incident.collateral)} failed as a consequence.`) : null);
+    incident.collateral.length
+      ? h("p", { class: "note" }, `Collateral: ${who(incident.collateral)} failed as a consequence.`)
+      : null,
+  );
 }
 
 function decided(incident) {
-  const rows = incident.alternatives.map((other) => h("tr", { class: other.loss_s < 0 ? "cannot" : null }, h("th", { scope: "row" }, other.action.replaceAll("-", " ")),
-    h("td", { class: "num" }, other.loss_s < 0 ? "not possible" : spent(other.loss_s)), h("td", {}, other.why)));
-  const head = h("thead", {}, h("tr", {}, ...["instead", "expected loss", "why"].map((name, i) =>
-    h("th", { scope: "col", class: i === 1 ? "num" : null }, name))));
+  const rows = incident.alternatives.map((other) =>
+    h(
+      "tr",
+      { class: other.loss_s < 0 ? "cannot" : null },
+      h("th", { scope: "row" }, other.action.replaceAll("-", " ")),
+      h("td", { class: "num" }, other.loss_s < 0 ? "not possible" : spent(other.loss_s)),
+      h("td", {}, other.why),
+    ),
+  );
+  const head = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      ...["instead", "expected loss", "why"].map((name, i) =>
+        h("th", { scope: "col", class: i === 1 ? "num" : null }, name),
+      ),
+    ),
+  );
   const answer = incident.answer
-    ? h("p", {}, h("strong", {}, incident.answer.replaceAll("-", " ")), incident.answer_loss_s >= 0 ? `, expected loss ${spent(incident.answer_loss_s)}` : "",
-      incident.answer_why ? `: ${incident.answer_why}` : "")
+    ? h(
+        "p",
+        {},
+        h("strong", {}, incident.answer.replaceAll("-", " ")),
+        incident.answer_loss_s >= 0 ? `, expected loss ${spent(incident.answer_loss_s)}` : "",
+        incident.answer_why ? `: ${incident.answer_why}` : "",
+      )
     : h("p", { class: "note" }, "Nothing had to be decided.");
-  return panel("What was decided", answer, rows.length ? h("h3", {}, "What else was weighed") : null,
-    rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What else was weighed" },
-      h("table", {}, head, h("tbody", {}, ...rows))) : null);
+  return panel(
+    "What was decided",
+    answer,
+    rows.length ? h("h3", {}, "What else was weighed") : null,
+    rows.length
+      ? h(
+          "div",
+          { class: "scroll", tabindex: "0", role: "region", "aria-label": "What else was weighed" },
+          h("table", {}, head, h("tbody", {}, ...rows)),
+        )
+      : null,
+  );
 }
 
 /** Moments by phase, with the time since the first one: that is what counts in an incident. */
@@ -191,11 +295,19 @@ function timeline(incident, wall) {
     const fresh = moment.phase !== phase;
     phase = moment.phase;
     const since = moment.at_s - first;
-    return h("li", { class: fresh ? "fresh" : null, "data-phase": moment.phase },
+    return h(
+      "li",
+      { class: fresh ? "fresh" : null, "data-phase": moment.phase },
       h("span", { class: "when", title: clock(wall, moment.at_s) }, `+${since > 0 ? duration(since) : "0\u00a0s"}`),
-      h("span", { class: "phase-name" }, fresh ? (ROWS[moment.phase] ?? moment.phase) : ""), h("span", {}, moment.text));
+      h("span", { class: "phase-name" }, fresh ? (ROWS[moment.phase] ?? moment.phase) : ""),
+      h("span", {}, moment.text),
+    );
   });
-  return panel("Time line", items.length
-    ? h("ol", { class: "timeline" }, ...items)
-    : h("p", { class: "note" }, "Nothing is kept of it."), items.length ? h("p", { class: "note" }, `from ${clock(wall, first)} on, ${plural(items.length, "entry", "entries")}`) : null);
+  return panel(
+    "Time line",
+    items.length ? h("ol", { class: "timeline" }, ...items) : h("p", { class: "note" }, "Nothing is kept of it."),
+    items.length
+      ? h("p", { class: "note" }, `from ${clock(wall, first)} on, ${plural(items.length, "entry", "entries")}`)
+      : null,
+  );
 }

@@ -36,7 +36,12 @@ export class Incidents {
     found.sort((a, b) => Number(isOpen(b)) - Number(isOpen(a))); // stable: newest first among each
     const few = this.narrow.matches ? NARROW_FEW : FEW;
     const shown = this.all ? found : found.slice(0, few);
-    keyed(id("incident-list"), shown.map((incident) => ({ incident, view, now: this.store.now })), (x) => x.incident.id, line);
+    keyed(
+      id("incident-list"),
+      shown.map((incident) => ({ incident, view, now: this.store.now })),
+      (x) => x.incident.id,
+      line,
+    );
     setText(id("incidents-note"), summary(view));
     this.more.hidden = found.length <= few;
     setText(this.more, this.all ? "Show fewer" : `Show all ${count(found.length)}`);
@@ -44,11 +49,17 @@ export class Incidents {
 
   kinds(byKind) {
     const names = Object.keys(byKind).sort((a, b) => byKind[b] - byKind[a]);
-    keyed(this.kind, ["", ...names], (name) => `kind ${name}`, (name) => {
-      const option = h("option", { value: name });
-      option.show = () => setText(option, name ? `${kindText(name)} (${count(this.store.view.by_kind[name])})` : "all");
-      return option;
-    });
+    keyed(
+      this.kind,
+      ["", ...names],
+      (name) => `kind ${name}`,
+      (name) => {
+        const option = h("option", { value: name });
+        option.show = () =>
+          setText(option, name ? `${kindText(name)} (${count(this.store.view.by_kind[name])})` : "all");
+        return option;
+      },
+    );
     this.kind.closest("label").hidden = names.length < 2;
   }
 }

@@ -24,29 +24,44 @@ export class Lists {
     const { view, now } = this.store;
     keyed(id("tiers"), tiers(view, now), ([name]) => name, fact);
     const rows = [...view.saves].reverse().map((save) => ({ save, view }));
-    keyed(id("save-rows"), rows, ({ save }) => `${save.step} ${save.requested_s}`, () => row(["num", "time-cell", "text-cell"], saveTexts));
+    keyed(
+      id("save-rows"),
+      rows,
+      ({ save }) => `${save.step} ${save.requested_s}`,
+      () => row(["num", "time-cell", "text-cell"], saveTexts),
+    );
     id("save-rows").closest(".scroll").hidden = !rows.length;
   }
 
   epochs() {
     const { view } = this.store;
     const rows = [...view.epochs].reverse().map((epoch) => ({ epoch, view }));
-    keyed(id("epoch-rows"), rows, ({ epoch }) => `${epoch.epoch} ${epoch.formed_s}`, () => row(EPOCH_CELLS, epochTexts, EPOCH_LABELS));
+    keyed(
+      id("epoch-rows"),
+      rows,
+      ({ epoch }) => `${epoch.epoch} ${epoch.formed_s}`,
+      () => row(EPOCH_CELLS, epochTexts, EPOCH_LABELS),
+    );
   }
 
   alerts() {
     const { view } = this.store;
     id("alerts-title").hidden = !view.alerts.length;
     const items = view.alerts.map((alert, i) => ({ alert, view, key: `${alert.at_s} ${i}` })).reverse();
-    keyed(id("alert-list"), items, (item) => item.key, () => {
-      const [when, text] = [h("span", { class: "when" }), h("span", {})];
-      const element = h("li", {}, when, text);
-      element.show = ({ alert }) => {
-        setText(when, `${clock(view.submitted_wall_s, alert.at_s)} ${alert.kind}`);
-        setText(text, alert.text);
-      };
-      return element;
-    });
+    keyed(
+      id("alert-list"),
+      items,
+      (item) => item.key,
+      () => {
+        const [when, text] = [h("span", { class: "when" }), h("span", {})];
+        const element = h("li", {}, when, text);
+        element.show = ({ alert }) => {
+          setText(when, `${clock(view.submitted_wall_s, alert.at_s)} ${alert.kind}`);
+          setText(text, alert.text);
+        };
+        return element;
+      },
+    );
   }
 }
 
@@ -77,10 +92,13 @@ function behind(view, step) {
   return `, ${plural(lost, "step")} (${duration(lost * view.step_s)}) behind`;
 }
 
-const names = (roles) => (roles.every((role) => /^\d+$/.test(role)) ? ranges(roles.map(Number)) : roles.slice(0, 6).join(", "));
+const names = (roles) =>
+  roles.every((role) => /^\d+$/.test(role)) ? ranges(roles.map(Number)) : roles.slice(0, 6).join(", ");
 
 function row(kinds, texts, labels = []) {
-  const cells = kinds.map((kind, i) => h(i ? "td" : "th", { class: kind, scope: i ? null : "row", "data-label": labels[i] }));
+  const cells = kinds.map((kind, i) =>
+    h(i ? "td" : "th", { class: kind, scope: i ? null : "row", "data-label": labels[i] }),
+  );
   const element = h("tr", {}, ...cells);
   element.show = (item) => {
     texts(item, element).forEach((text, i) => setText(cells[i], text));
@@ -92,14 +110,25 @@ function saveTexts({ save, view }, element) {
   setAttributes(element, { class: save.failed ? "failed" : null });
   const took = save.durable_s - Math.max(0, save.requested_s);
   const durable = save.failed ? `failed: ${save.failed}` : save.durable_s < 0 ? "under way" : `after ${duration(took)}`;
-  return [count(save.step), clock(view.submitted_wall_s, save.requested_s >= 0 ? save.requested_s : save.durable_s), durable];
+  return [
+    count(save.step),
+    clock(view.submitted_wall_s, save.requested_s >= 0 ? save.requested_s : save.durable_s),
+    durable,
+  ];
 }
 
 function epochTexts({ epoch, view }, element) {
   setAttributes(element, { title: epoch.why || null });
   const links = epoch.links_kept < 0 ? UNKNOWN : `${count(epoch.links_kept)} / ${count(Math.max(0, epoch.links_new))}`;
   const first = epoch.first_step_s < 0 ? UNKNOWN : `after ${duration(epoch.first_step_s - epoch.formed_s)}`;
-  return [count(epoch.epoch), clock(view.submitted_wall_s, epoch.formed_s), count(epoch.members), change(epoch), links, first];
+  return [
+    count(epoch.epoch),
+    clock(view.submitted_wall_s, epoch.formed_s),
+    count(epoch.members),
+    change(epoch),
+    links,
+    first,
+  ];
 }
 
 function change({ came, left, why }) {
@@ -107,4 +136,5 @@ function change({ came, left, why }) {
   return [parts.join("  ") || (why ? "" : "the same members"), why].filter(Boolean).join("; ");
 }
 
-const some = (list) => (list.length > 3 ? `${list.slice(0, 2).join(", ")} and ${list.length - 2} more` : list.join(", "));
+const some = (list) =>
+  list.length > 3 ? `${list.slice(0, 2).join(", ")} and ${list.length - 2} more` : list.join(", ");

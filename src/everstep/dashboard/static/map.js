@@ -57,31 +57,60 @@ export class ClusterMap {
     const { each, parts } = waffle(fleet, WAFFLE_CELLS);
     this.made = { cells: [], blocks: [] };
     drawWaffle(this.canvas, waffleLayout(parts, width, rem()), width);
-    setText(id("map-note"), `${count(fleet.total)} accelerators, not listed by name; a square is ${each === 1 ? "one" : count(each)} of them`);
+    setText(
+      id("map-note"),
+      `${count(fleet.total)} accelerators, not listed by name; a square is ${each === 1 ? "one" : count(each)} of them`,
+    );
     const text = { acting: fleet.acting - fleet.slow, slow: fleet.slow, spare: fleet.spare, missing: fleet.missing };
-    this.legend(Object.entries(text).map(([state, n]) => [`fleet-${state}`, `${count(n)} ${state === "acting" ? "in steps" : state}`]));
+    this.legend(
+      Object.entries(text).map(([state, n]) => [
+        `fleet-${state}`,
+        `${count(n)} ${state === "acting" ? "in steps" : state}`,
+      ]),
+    );
   }
 
   /** What colours and shapes mean, with how many there are: only those that occur, and the scale of step times. */
   workerLegend() {
     const shades = [0, 1, 2, 3, 4].map((shade) => this.workers.filter((w) => w.shade === shade && fills(w)).length);
-    const words = [...SLOWER.map((limit) => `up to +${Math.round((limit - 1) * 100)} %`), `over +${Math.round((SLOWER[3] - 1) * 100)} %`];
-    const scale = words.map((text, i) => [`step-${i}`, `${text}: ${count(shades[i])}`]).filter((_, i) => i === 0 || shades[i]);
-    const base = Number.isFinite(this.medianS) ? [["", `own step time against the median, ${stepTime(this.medianS)}`], ...scale] : [];
-    const states = [STATE.WARMS, STATE.WAITS, STATE.SLOW, STATE.STOPPED, STATE.GONE].map((state) =>
-      [`state-${state}`, STATE_TEXT[state], this.workers.filter((w) => w.state === state).length]);
-    const nodes = ["spare", "leaving", "lost"].map((state) =>
-      [`node-${state}`, `${state} nodes`, this.nodes.filter((node) => node.state === state).length]);
-    return [...base, ...[...states, ...nodes].filter(([, , n]) => n).map(([key, text, n]) => [key, `${text}: ${count(n)}`])];
+    const words = [
+      ...SLOWER.map((limit) => `up to +${Math.round((limit - 1) * 100)} %`),
+      `over +${Math.round((SLOWER[3] - 1) * 100)} %`,
+    ];
+    const scale = words
+      .map((text, i) => [`step-${i}`, `${text}: ${count(shades[i])}`])
+      .filter((_, i) => i === 0 || shades[i]);
+    const base = Number.isFinite(this.medianS)
+      ? [["", `own step time against the median, ${stepTime(this.medianS)}`], ...scale]
+      : [];
+    const states = [STATE.WARMS, STATE.WAITS, STATE.SLOW, STATE.STOPPED, STATE.GONE].map((state) => [
+      `state-${state}`,
+      STATE_TEXT[state],
+      this.workers.filter((w) => w.state === state).length,
+    ]);
+    const nodes = ["spare", "leaving", "lost"].map((state) => [
+      `node-${state}`,
+      `${state} nodes`,
+      this.nodes.filter((node) => node.state === state).length,
+    ]);
+    return [
+      ...base,
+      ...[...states, ...nodes].filter(([, , n]) => n).map(([key, text, n]) => [key, `${text}: ${count(n)}`]),
+    ];
   }
 
   legend(entries) {
-    keyed(id("map-legend"), entries, ([key]) => key || "scale", ([key]) => {
-      const text = h("span", {});
-      const item = h("li", {}, key ? h("span", { class: `swatch ${key}`, "aria-hidden": "true" }) : null, text);
-      item.show = ([, now]) => setText(text, now);
-      return item;
-    });
+    keyed(
+      id("map-legend"),
+      entries,
+      ([key]) => key || "scale",
+      ([key]) => {
+        const text = h("span", {});
+        const item = h("li", {}, key ? h("span", { class: `swatch ${key}`, "aria-hidden": "true" }) : null, text);
+        item.show = ([, now]) => setText(text, now);
+        return item;
+      },
+    );
   }
 
   at(event) {
@@ -100,7 +129,12 @@ export class ClusterMap {
     this.selected = rank;
     this.draw();
     const worker = this.workers[rank];
-    if (worker) announce(this.describe(worker).map(([name, value]) => `${name} ${value}`).join(", "));
+    if (worker)
+      announce(
+        this.describe(worker)
+          .map(([name, value]) => `${name} ${value}`)
+          .join(", "),
+      );
   }
 
   key(event) {
@@ -139,7 +173,10 @@ export class ClusterMap {
     const node = this.store.view.nodes[worker.node];
     const ratio = worker.shade >= 0 ? `, ${significant(worker.ownS / this.medianS)} × the median` : "";
     const facts = [
-      [worker.state === STATE.WAITS ? "standby" : "rank", worker.state === STATE.WAITS ? `on ${node?.name}` : count(worker.rank)],
+      [
+        worker.state === STATE.WAITS ? "standby" : "rank",
+        worker.state === STATE.WAITS ? `on ${node?.name}` : count(worker.rank),
+      ],
       ["node", node ? `${node.name}${node.state === "up" ? "" : ` (${node.state})`}` : "unknown"],
       ["state", STATE_TEXT[worker.state]],
       ["own step time", worker.ownS >= 0 ? stepTime(worker.ownS) + ratio : "not known"],

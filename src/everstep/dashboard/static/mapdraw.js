@@ -6,7 +6,20 @@ import { STATE } from "./workers.js";
 
 /** Colours of the theme, looked up once for a drawing. */
 export function palette() {
-  const names = ["text", "muted", "line", "panel", "block", "idle", "bad-mark", "warn-mark", "accent", "on-cell", "on-bright", "gone"];
+  const names = [
+    "text",
+    "muted",
+    "line",
+    "panel",
+    "block",
+    "idle",
+    "bad-mark",
+    "warn-mark",
+    "accent",
+    "on-cell",
+    "on-bright",
+    "gone",
+  ];
   const colors = Object.fromEntries(names.map((name) => [name, token(name)]));
   colors.steps = [0, 1, 2, 3, 4].map((i) => token(`step-${i}`));
   colors.font = getComputedStyle(document.body).fontFamily;
@@ -121,7 +134,12 @@ function inkOn(worker) {
 
 /** A cell with words: the rank, and its step time or its state. */
 function writeCell(ctx, { worker, x, y, width, height }, colors, rem) {
-  const words = { [STATE.WARMS]: "warming up", [STATE.WAITS]: "standby", [STATE.STOPPED]: "stopped", [STATE.GONE]: "gone" };
+  const words = {
+    [STATE.WARMS]: "warming up",
+    [STATE.WAITS]: "standby",
+    [STATE.STOPPED]: "stopped",
+    [STATE.GONE]: "gone",
+  };
   ctx.fillStyle = colors[inkOn(worker)];
   ctx.textBaseline = "middle";
   ctx.font = `600 ${0.8 * rem}px ${colors.font}`;

@@ -5,12 +5,17 @@ const WIDE = { width: 5.2, height: 2.7 }; // a cell with text, where there are f
 const MOST_ROWS_REM = 30;
 const LABELS = 400; // more nodes than that have no names in the map
 
-/** -> {blocks: [{node, x, y, width, height, label}], cells: [{worker, x, y, width, height}], height, wide} in pixels. */
+/** -> {blocks: [{node, x, y, width, height, named}], cells: [{worker, x, y, width, height}], height, wide}: pixels. */
 export function layout(nodes, width, rem, columns = 8) {
   const most = MOST_ROWS_REM * rem;
   const workers = nodes.reduce((sum, node) => sum + slots(node), 0);
   if (workers <= 96) {
-    const shape = { cell: WIDE.width * rem, high: WIDE.height * rem, wide: true, columns: fitting(width, rem, columns) };
+    const shape = {
+      cell: WIDE.width * rem,
+      high: WIDE.height * rem,
+      wide: true,
+      columns: fitting(width, rem, columns),
+    };
     const made = place(nodes, width, rem, shape);
     if (made.height <= most) return made;
   }
@@ -43,8 +48,11 @@ function place(nodes, width, rem, { cell, high, wide, columns, named: wanted = t
   const named = wanted && nodes.length <= LABELS && blockWidth >= 3.2 * rem;
   const top = named ? 1.25 * rem : pad;
   const between = wide ? 0.6 * rem : Math.max(2, pad);
-  const blocks = [], cells = [];
-  let x = 0, y = 0, rowHeight = 0;
+  const blocks = [],
+    cells = [];
+  let x = 0,
+    y = 0,
+    rowHeight = 0;
   for (const node of nodes) {
     const rows = Math.ceil(slots(node) / across);
     const height = top + rows * (high + gap) - gap + pad;
@@ -53,13 +61,15 @@ function place(nodes, width, rem, { cell, high, wide, columns, named: wanted = t
       x = rowHeight = 0;
     }
     blocks.push({ node, x, y, width: blockWidth, height, named, pad });
-    node.workers.forEach((worker, i) => cells.push({
-      worker,
-      x: x + pad + (i % across) * (cell + gap),
-      y: y + top + Math.floor(i / across) * (high + gap),
-      width: cell,
-      height: high,
-    }));
+    node.workers.forEach((worker, i) =>
+      cells.push({
+        worker,
+        x: x + pad + (i % across) * (cell + gap),
+        y: y + top + Math.floor(i / across) * (high + gap),
+        width: cell,
+        height: high,
+      }),
+    );
     rowHeight = Math.max(rowHeight, height);
     x += blockWidth + between;
   }
@@ -76,7 +86,12 @@ export function waffleLayout(parts, width, rem) {
   for (const part of parts) {
     for (let i = 0; i < part.cells; i++) {
       const at = cells.length;
-      cells.push({ state: part.state, x: (at % across) * side, y: Math.floor(at / across) * side, side: side - Math.max(1, side * 0.14) });
+      cells.push({
+        state: part.state,
+        x: (at % across) * side,
+        y: Math.floor(at / across) * side,
+        side: side - Math.max(1, side * 0.14),
+      });
     }
   }
   return { cells, height: Math.ceil(num / across) * side };

@@ -35,12 +35,18 @@ export class NodeTable {
     for (const node of found) node.medianS = medianS;
     keyed(id("node-rows"), found.slice(0, MOST), (node) => node.name, row);
     const rest = found.length - MOST;
-    setText(id("node-note"), rest > 0 ? `and ${plural(rest, "more node")}: look for one by its name` : plural(found.length, "node"));
+    setText(
+      id("node-note"),
+      rest > 0 ? `and ${plural(rest, "more node")}: look for one by its name` : plural(found.length, "node"),
+    );
   }
 }
 
 function row() {
-  const cells = [h("th", { scope: "row" }), ...["", "", "num", "num", "num"].map((kind) => h("td", { class: kind || null }))];
+  const cells = [
+    h("th", { scope: "row" }),
+    ...["", "", "num", "num", "num"].map((kind) => h("td", { class: kind || null })),
+  ];
   const element = h("tr", {}, ...cells);
   element.show = (node) => texts(node).forEach((text, i) => setText(cells[i], text));
   return element;
@@ -53,7 +59,12 @@ function texts(node) {
   return [
     node.name,
     state.join(", "),
-    node.workers.length ? ranges(node.workers.map((w) => w.rank), 3) : UNKNOWN,
+    node.workers.length
+      ? ranges(
+          node.workers.map((w) => w.rank),
+          3,
+        )
+      : UNKNOWN,
     slowest >= 0 ? stepTime(slowest) + (node.medianS ? ` (${significant(slowest / node.medianS)} ×)` : "") : UNKNOWN,
     bytes(memory),
     count(node.incidents),

@@ -5,14 +5,21 @@ import { duration } from "./format.js";
 
 const APART = 1.7; // rem: marks that are closer become one
 const MANY = 24; // marks: with more of them, lines through the curves would hide these
-const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000,
-  864000, 1728000, 4320000, 8640000, 17280000, 43200000];
+const STEPS_S = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000,
+  1728000, 4320000, 8640000, 17280000, 43200000,
+];
 
 /** Seconds since the job's submission, as short as an axis needs it. */
 export function axisTime(s, stepS) {
   if (s === 0) return "0";
   if (stepS >= 86400) return `${Math.round(s / 86400)} d`;
-  const [d, hours, min, sec] = [Math.floor(s / 86400), Math.floor(s / 3600) % 24, Math.floor(s / 60) % 60, Math.floor(s % 60)];
+  const [d, hours, min, sec] = [
+    Math.floor(s / 86400),
+    Math.floor(s / 3600) % 24,
+    Math.floor(s / 60) % 60,
+    Math.floor(s % 60),
+  ];
   const two = (n) => String(n).padStart(2, "0");
   if (d) return stepS >= 3600 ? `${d} d ${two(hours)} h` : `${d} d ${two(hours)}:${two(min)}`;
   if (hours) return stepS >= 3600 ? `${hours} h` : `${hours} h ${two(min)}${stepS < 60 ? `:${two(sec)}` : ""}`;
@@ -77,18 +84,38 @@ export class Plot {
       height: Math.round(parseFloat(getComputedStyle(this.area).getPropertyValue("--plot")) * rem()),
       padding: [1.1 * rem(), 1.1 * rem(), 0, 0],
       legend: { show: false },
-      cursor: { y: false, points: { show: false }, sync: { key: "job", scales: ["x", null] },
-        drag: { x: true, y: false, setScale: false } },
-      scales: { x: { time: false, range: (u, low, high) => this.span(low, high) },
-        y: { range: (u, low, high) => this.heights(low, high) } },
+      cursor: {
+        y: false,
+        points: { show: false },
+        sync: { key: "job", scales: ["x", null] },
+        drag: { x: true, y: false, setScale: false },
+      },
+      scales: {
+        x: { time: false, range: (u, low, high) => this.span(low, high) },
+        y: { range: (u, low, high) => this.heights(low, high) },
+      },
       axes: [
-        { ...axis, size: 1.7 * rem(), gap: 0.3 * rem(), space: 5.2 * rem(), incrs: STEPS_S,
-          values: (u, splits, index, space, step) => splits.map((s) => axisTime(s, step)) },
-        { ...axis, size: 4.1 * rem(), gap: 0.3 * rem(), space: 2.2 * rem(),
-          values: (u, splits) => splits.map((y) => this.axis(y).replaceAll("\u00a0", " ")) },
+        {
+          ...axis,
+          size: 1.7 * rem(),
+          gap: 0.3 * rem(),
+          space: 5.2 * rem(),
+          incrs: STEPS_S,
+          values: (u, splits, index, space, step) => splits.map((s) => axisTime(s, step)),
+        },
+        {
+          ...axis,
+          size: 4.1 * rem(),
+          gap: 0.3 * rem(),
+          space: 2.2 * rem(),
+          values: (u, splits) => splits.map((y) => this.axis(y).replaceAll("\u00a0", " ")),
+        },
       ],
       series: [{}, ...this.lines.map((line) => this.series(line))],
-      bands: this.bands.map(([above, below, color, alpha]) => ({ series: [above, below], fill: faded(token(color), alpha) })),
+      bands: this.bands.map(([above, below, color, alpha]) => ({
+        series: [above, below],
+        fill: faded(token(color), alpha),
+      })),
       hooks: {
         drawClear: [(u) => this.shade(u)],
         draw: [(u) => this.mark(u)],
@@ -99,8 +126,13 @@ export class Plot {
   }
 
   series(line) {
-    return { label: line.label, stroke: token(line.color), width: line.width ?? 1.5, points: { show: line.points ?? false },
-      fill: line.fill ? faded(token(line.color), line.fill) : undefined };
+    return {
+      label: line.label,
+      stroke: token(line.color),
+      width: line.width ?? 1.5,
+      points: { show: line.points ?? false },
+      fill: line.fill ? faded(token(line.color), line.fill) : undefined,
+    };
   }
 
   span(low, high) {
@@ -122,7 +154,9 @@ export class Plot {
     u.ctx.save();
     u.ctx.fillStyle = faded(token("redone"), 0.28);
     for (const [from, to] of redone) u.ctx.fillRect(x(from), top, Math.max(devicePixelRatio, x(to) - x(from)), height);
-    const within = incidents.filter((incident) => incident.opened_s >= u.scales.x.min && incident.opened_s <= u.scales.x.max);
+    const within = incidents.filter(
+      (incident) => incident.opened_s >= u.scales.x.min && incident.opened_s <= u.scales.x.max,
+    );
     for (const incident of within.length > MANY ? [] : within) {
       const at = u.valToPos(incident.opened_s, "x", true);
       u.ctx.fillStyle = faded(token(incident.stops ? "bad-mark" : "warn-mark"), 0.55);
@@ -162,13 +196,28 @@ export class Plot {
 function markButton({ x, items }, open) {
   const stops = items.some((item) => item.stops);
   const label = items.length > 1 ? `${items.length} incidents, the last: ${items.at(-1).label}` : items[0].label;
-  const button = h("button", { type: "button", tabindex: "-1", class: `mark ${stops ? "bad" : "warn"}${items.length > 1 ? " many" : ""}`, title: label,
-    onclick: () => open(items), onmousedown: (event) => event.stopPropagation() }, items.length > 1 ? String(items.length) : "");
+  const button = h(
+    "button",
+    {
+      type: "button",
+      tabindex: "-1",
+      class: `mark ${stops ? "bad" : "warn"}${items.length > 1 ? " many" : ""}`,
+      title: label,
+      onclick: () => open(items),
+      onmousedown: (event) => event.stopPropagation(),
+    },
+    items.length > 1 ? String(items.length) : "",
+  );
   button.style.left = `${x}px`;
   return button;
 }
 
 /** A colour of the theme (#rrggbb) with less weight. */
 export function faded(color, alpha) {
-  return color.length === 7 ? color + Math.round(alpha * 255).toString(16).padStart(2, "0") : color;
+  return color.length === 7
+    ? color +
+        Math.round(alpha * 255)
+          .toString(16)
+          .padStart(2, "0")
+    : color;
 }

@@ -1,7 +1,7 @@
 // The time slider: any moment of a recorded, simulated or running job, played at any speed.
 
 import { announce, h, onResize, rem, setAttributes, setText, token } from "./dom.js";
-import { clock, duration } from "./format.js";
+import { clock, count, duration } from "./format.js";
 import { stops } from "./words.js";
 import { begin } from "./mapdraw.js";
 
@@ -54,8 +54,15 @@ export class TimeBar {
     id("to-live").hidden = this.store.info.mode !== "live";
     const whole = Math.max(1, Math.round(this.span / WHOLE_S));
     const speeds = [...new Set([...SPEEDS.filter((speed) => speed < this.span), whole])].sort((a, b) => a - b);
-    id("speed").replaceChildren(...speeds.map((speed) => h("option", { value: speed, selected: speed === whole },
-      speed === whole ? `${speed.toLocaleString("en-US")} × (all in 1 min)` : `${speed.toLocaleString("en-US")} ×`)));
+    id("speed").replaceChildren(
+      ...speeds.map((speed) =>
+        h(
+          "option",
+          { value: speed, selected: speed === whole },
+          `${count(speed)} ×${speed === whole ? " (all in 1 min)" : ""}`,
+        ),
+      ),
+    );
     this.marks();
   }
 

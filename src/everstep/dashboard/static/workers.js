@@ -76,8 +76,16 @@ export function severity(node) {
 export function waffle(fleet, most) {
   const each = Math.max(1, niceAbove(fleet.total / most));
   const slow = Math.min(fleet.slow, fleet.acting);
-  const parts = [["acting", fleet.acting - slow], ["slow", slow], ["spare", fleet.spare], ["missing", fleet.missing]];
-  return { each, parts: parts.filter(([, n]) => n > 0).map(([state, n]) => ({ state, cells: Math.max(1, Math.round(n / each)) })) };
+  const parts = [
+    ["acting", fleet.acting - slow],
+    ["slow", slow],
+    ["spare", fleet.spare],
+    ["missing", fleet.missing],
+  ];
+  return {
+    each,
+    parts: parts.filter(([, n]) => n > 0).map(([state, n]) => ({ state, cells: Math.max(1, Math.round(n / each)) })),
+  };
 }
 
 function niceAbove(x) {
