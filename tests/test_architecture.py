@@ -30,11 +30,13 @@ WORKER_SIDE = {
     "src/everstep/control/zygote.py": "has torch imported, so that workers need not",
 }
 
-# Files of the brain which import an extra's package when they are asked to, never on import: path -> package.
+# Files of the brain which import an extra's package: when they are asked to, or only for who serves a dashboard.
 OPTIONAL = {
     "src/everstep/observe/plot.py": "matplotlib",
     "src/everstep/cli/plan_plot.py": "matplotlib",
     "src/everstep/detect/similar.py": "numpy",
+    "src/everstep/dashboard/app.py": "starlette",
+    "src/everstep/dashboard/serve.py": "uvicorn",
 }
 
 # Detectors that compute with arrays over members need numpy on import. Who uses them loads them when it has to judge.
@@ -76,6 +78,7 @@ PURE = (
     "src/everstep/control/seats.py",
     "src/everstep/control/slowness.py",
     "src/everstep/control/verdicts.py",
+    "src/everstep/dashboard/guard.py",
     "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",
     "src/everstep/data/sampler.py",

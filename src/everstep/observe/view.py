@@ -17,7 +17,7 @@ from everstep.core.types import Blame, Verdict
 # Newest ones that are kept whole; all are counted, and `incident_places` tells where the others are.
 KEPT_INCIDENTS, KEPT_SAVES, KEPT_EPOCHS, KEPT_ALERTS = 256, 64, 64, 64
 KEPT_EVENTS = 200  # of one incident's time line
-POINTS = 1024  # of a series; when it is full, neighbours become one
+POINTS = 720  # of a series; when it is full, neighbours become one
 
 
 class Bucket(str, enum.Enum):
@@ -141,7 +141,8 @@ class EpochView(msgspec.Struct):
     links_kept: int = -1  # of a formation: neighbours that stay so; -1: unknown
     links_new: int = -1
     first_step_s: float = -1.0
-    why: str = ""
+    why: str = ""  # incident that led to it; empty: the begin, or a planned change
+    formation: bool = False
 
 
 class Series(msgspec.Struct):
@@ -169,6 +170,7 @@ class View(msgspec.Struct):
     now_s: float = 0.0  # of the newest entry
     stage: str = ""
     exit_code: int | None = None
+    ended_s: float = -1.0
     why: str = ""
     epoch: int = 0
     term: int = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from everstep.observe.view import Bucket
 from everstep.sim import svg
-from everstep.sim.buckets import Bucket
 from everstep.sim.result import Result
 
 COLOURS = dict(zip((bucket.value for bucket in Bucket), svg.PALETTE, strict=True))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.core.decisions import Action
-from everstep.sim.buckets import Bucket
+from everstep.observe.view import Bucket
 from everstep.sim.scenario import DAY_S
 
 if TYPE_CHECKING:
