@@ -1,0 +1,223 @@
+// One curve chart over the job's time: uPlot, with incidents marked above it and redone spans shaded behind it.
+
+import { h, onResize, perFrame, rem, setText, token } from "./dom.js";
+import { duration } from "./format.js";
+
+const APART = 1.7; // rem: marks that are closer become one
+const MANY = 24; // marks: with more of them, lines through the curves would hide these
+const STEPS_S = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000,
+  1728000, 4320000, 8640000, 17280000, 43200000,
+];
+
+/** Seconds since the job's submission, as short as an axis needs it. */
+export function axisTime(s, stepS) {
+  if (s === 0) return "0";
+  if (stepS >= 86400) return `${Math.round(s / 86400)} d`;
+  const [d, hours, min, sec] = [
+    Math.floor(s / 86400),
+    Math.floor(s / 3600) % 24,
+    Math.floor(s / 60) % 60,
+    Math.floor(s % 60),
+  ];
+  const two = (n) => String(n).padStart(2, "0");
+  if (d) return stepS >= 3600 ? `${d} d ${two(hours)} h` : `${d} d ${two(hours)}:${two(min)}`;
+  if (hours) return stepS >= 3600 ? `${hours} h` : `${hours} h ${two(min)}${stepS < 60 ? `:${two(sec)}` : ""}`;
+  if (min) return stepS >= 60 ? `${min} min` : `${min}:${two(sec)}`;
+  return `${sec} s`;
+}
+
+/** Marks of one place in one: [{x, items}], by pixels from the left. */
+export function gather(items, toPixel, width, apart) {
+  const groups = [];
+  for (const item of items) {
+    const x = toPixel(item.opened_s);
+    if (x < 0 || x > width) continue;
+    const last = groups.at(-1);
+    if (last && x - last.x < apart) last.items.push(item);
+    else groups.push({ x, items: [item] });
+  }
+  return groups;
+}
+
+/**
+ * `lines`: [{label, color, width?, fill?}] for uPlot; `bands`: pairs of them with the space between filled.
+ * `marks`: {incidents, redone, open(items)} and `range()` -> [from, to] are asked for at each drawing.
+ */
+export class Plot {
+  constructor({ title, format, axis = format, zero = false, lines, bands = [], readout, marks, range, zoom }) {
+    Object.assign(this, { title, format, axis, zero, lines, bands, readout, marks, range, zoom });
+    this.data = [[], ...lines.map(() => [])];
+    this.value = h("span", { class: "value" });
+    this.more = h("span", { class: "more" });
+    this.area = h("div", { class: "plot", "aria-hidden": "true" });
+    const caption = h("figcaption", {}, h("span", { class: "name" }, title), this.value, this.more);
+    this.element = h("figure", { class: "chart" }, caption, this.area);
+    this.draw = perFrame(() => this.drawn());
+    onResize(this.area, () => this.rebuild());
+  }
+
+  set(data) {
+    this.data = data;
+    this.draw();
+  }
+
+  rebuild() {
+    this.plot?.destroy();
+    this.plot = null;
+    this.draw();
+  }
+
+  drawn() {
+    const width = Math.floor(this.area.clientWidth);
+    if (width < 40) return; // not shown
+    if (this.plot) this.plot.setData(this.data, true);
+    else this.plot = new uPlot(this.options(width), this.data, this.area);
+    this.read(this.plot);
+  }
+
+  options(width) {
+    const font = `${0.75 * rem()}px ${getComputedStyle(document.body).fontFamily}`;
+    const axis = { font, stroke: token("muted"), grid: { stroke: token("line"), width: 1 }, ticks: { show: false } };
+    return {
+      width,
+      height: Math.round(parseFloat(getComputedStyle(this.area).getPropertyValue("--plot")) * rem()),
+      padding: [1.1 * rem(), 1.1 * rem(), 0, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        points: { show: false },
+        sync: { key: "job", scales: ["x", null] },
+        drag: { x: true, y: false, setScale: false },
+      },
+      scales: {
+        x: { time: false, range: (u, low, high) => this.span(low, high) },
+        y: { range: (u, low, high) => this.heights(low, high) },
+      },
+      axes: [
+        {
+          ...axis,
+          size: 1.7 * rem(),
+          gap: 0.3 * rem(),
+          space: 5.2 * rem(),
+          incrs: STEPS_S,
+          values: (u, splits, index, space, step) => splits.map((s) => axisTime(s, step)),
+        },
+        {
+          ...axis,
+          size: 4.1 * rem(),
+          gap: 0.3 * rem(),
+          space: 2.2 * rem(),
+          values: (u, splits) => splits.map((y) => this.axis(y).replaceAll("\u00a0", " ")),
+        },
+      ],
+      series: [{}, ...this.lines.map((line) => this.series(line))],
+      bands: this.bands.map(([above, below, color, alpha]) => ({
+        series: [above, below],
+        fill: faded(token(color), alpha),
+      })),
+      hooks: {
+        drawClear: [(u) => this.shade(u)],
+        draw: [(u) => this.mark(u)],
+        setCursor: [(u) => this.read(u)],
+        setSelect: [(u) => this.selected(u)],
+      },
+    };
+  }
+
+  series(line) {
+    return {
+      label: line.label,
+      stroke: token(line.color),
+      width: line.width ?? 1.5,
+      points: { show: line.points ?? false },
+      fill: line.fill ? faded(token(line.color), line.fill) : undefined,
+    };
+  }
+
+  span(low, high) {
+    const [from, to] = this.range();
+    return to > from ? [from, to] : [low ?? 0, high ?? 1];
+  }
+
+  heights(low, high) {
+    if (low === null || low === undefined) return [0, 1];
+    const room = (high - (this.zero ? 0 : low)) * 0.08 || Math.abs(high) * 0.05 || 1;
+    return this.zero ? [0, high + room] : [low - room, high + room];
+  }
+
+  /** Behind the curves: spans whose steps were made again, and a line for each incident. */
+  shade(u) {
+    const { redone, incidents } = this.marks();
+    const { left, top, width, height } = u.bbox;
+    const x = (s) => Math.min(left + width, Math.max(left, u.valToPos(s, "x", true)));
+    u.ctx.save();
+    u.ctx.fillStyle = faded(token("redone"), 0.28);
+    for (const [from, to] of redone) u.ctx.fillRect(x(from), top, Math.max(devicePixelRatio, x(to) - x(from)), height);
+    const within = incidents.filter(
+      (incident) => incident.opened_s >= u.scales.x.min && incident.opened_s <= u.scales.x.max,
+    );
+    for (const incident of within.length > MANY ? [] : within) {
+      const at = u.valToPos(incident.opened_s, "x", true);
+      u.ctx.fillStyle = faded(token(incident.stops ? "bad-mark" : "warn-mark"), 0.55);
+      u.ctx.fillRect(Math.round(at), top, Math.max(1, Math.round(devicePixelRatio)), height);
+    }
+    u.ctx.restore();
+  }
+
+  mark(u) {
+    const { incidents, open } = this.marks();
+    const groups = gather(incidents, (s) => u.valToPos(s, "x"), u.over.clientWidth, APART * rem());
+    const key = groups.map((group) => `${group.x.toFixed(1)}:${group.items.at(-1).id}:${group.items.length}`).join(" ");
+    if (key === this.marked && u.over.contains(this.holder)) return;
+    this.marked = key;
+    this.holder?.remove();
+    this.holder = h("div", { class: "marks" }, ...groups.map((group) => markButton(group, open)));
+    u.over.append(this.holder);
+  }
+
+  read(u) {
+    const index = u?.cursor.idx ?? null;
+    const { value, more, at } = this.readout(this.data, index);
+    setText(this.value, value);
+    const moment = index === null || at === null ? "" : `at ${duration(at)}`;
+    setText(this.more, [more, moment].filter(Boolean).join(", "));
+    this.more.title = this.more.textContent;
+  }
+
+  selected(u) {
+    const { left, width } = u.select;
+    if (width < 4) return;
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.zoom([u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
+  }
+}
+
+function markButton({ x, items }, open) {
+  const stops = items.some((item) => item.stops);
+  const label = items.length > 1 ? `${items.length} incidents, the last: ${items.at(-1).label}` : items[0].label;
+  const button = h(
+    "button",
+    {
+      type: "button",
+      tabindex: "-1",
+      class: `mark ${stops ? "bad" : "warn"}${items.length > 1 ? " many" : ""}`,
+      title: label,
+      onclick: () => open(items),
+      onmousedown: (event) => event.stopPropagation(),
+    },
+    items.length > 1 ? String(items.length) : "",
+  );
+  button.style.left = `${x}px`;
+  return button;
+}
+
+/** A colour of the theme (#rrggbb) with less weight. */
+export function faded(color, alpha) {
+  return color.length === 7
+    ? color +
+        Math.round(alpha * 255)
+          .toString(16)
+          .padStart(2, "0")
+    : color;
+}

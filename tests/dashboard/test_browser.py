@@ -1,0 +1,267 @@
+"""The page in a real browser: it shows what happens at once, works by keyboard, on any screen, and asks nobody else.
+
+Needs Chromium at /usr/bin/chromium (Debian's); without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import canned
+import fixture
+import pytest
+from fixture import Server
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from everstep.observe.view import NodeState, NodeView, View
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
+SHOWN_MS = 1000.0
+TRIES = 3  # other work on the machine may delay one of them
+
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
+        yield started
+        started.close()
+
+
+class Watched:
+    """A page, and all that a page must not do: it is looked at when the test ends."""
+
+    def __init__(self, browser: Browser, host: str, width: int = 1280) -> None:
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 900})
+        self.wrong: list[str] = []
+        self.page.on(
+            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda asked: None if asked.url.startswith(host) else self.wrong.append(asked.url))
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[list[Watched]]:
+    """Pages of this test."""
+    pages: list[Watched] = []
+    yield pages
+    for watched in pages:
+        watched.page.close()
+        assert watched.wrong == []
+
+
+def show(browser: Browser, opened: list[Watched], server: Server, path: str = "/", width: int = 1280) -> Page:
+    watched = Watched(browser, server.url, width)
+    opened.append(watched)
+    watched.page.goto(server.url + path)
+    expect(watched.page.locator("#job")).not_to_be_empty()
+    return watched.page
+
+
+# In the page: from the arrival of a change until a text is there. Asked before the change is pushed.
+UNTIL = """([selector, text]) => new Promise((resolve) => {
+  let began = 0;
+  const look = () => {
+    if ([...document.querySelectorAll(selector)].some((found) => found.textContent.includes(text))) {
+      observer.disconnect();
+      resolve(performance.now() - began);
+    }
+  };
+  const observer = new MutationObserver(look);
+  observer.observe(document.body, { subtree: true, childList: true, characterData: true });
+  began = performance.now();
+  document.body.dataset.asked = text;
+})"""
+
+
+def shows(page: Page, server: Server, selector: str, text: str, **change: object) -> float:
+    """Milliseconds from the push of a change until the page has the text: the whole way."""
+    page.evaluate(f"(asked) => {{ globalThis.waiting = ({UNTIL})(asked); }}", [selector, text])
+    server.push(**change)
+    return float(page.evaluate("() => globalThis.waiting"))
+
+
+def calm() -> View:
+    """The small job before anything happened to it."""
+    return fixture.cut(canned.small(), 100.0)
+
+
+def happen(page: Page, server: Server) -> list[float]:
+    """A kill, its recovery, a hang, a drain and a standby's promotion; how long each took to be seen."""
+    killed, nodes = canned.kill(at_s=100.0, is_open=True), server.view.nodes
+    leaving = [NodeView("node2", NodeState.LEAVING, "drained", slots=2), *(n for n in nodes if n.name != "node2")]
+    epochs = server.view.epochs
+    took = [
+        shows(page, server, "#status-label", "Recovering", incidents=[killed], num_incidents=1, now_s=100.1),
+        shows(page, server, "#incident-list .outcome", "recovered", incidents=[canned.closed(killed)], now_s=101.0),
+        shows(page, server, "#incident-list .what", "hang: rank 1", incidents=[canned.closed(killed), canned.hang()]),
+        shows(page, server, "#map-legend", "leaving nodes: 1", nodes=leaving),
+        shows(page, server, "#epoch-rows", "a standby was promoted", epochs=[*epochs[:-1], epochs[-1]]),
+    ]
+    return took
+
+
+def test_shows_what_happens_within_a_second(browser: Browser, opened: list[Watched]) -> None:
+    slowest = []
+    for _ in range(TRIES):
+        view = calm()
+        view.nodes[1] = NodeView("node2", slots=2)
+        last, view.epochs = view.epochs[-1], view.epochs[:-1]
+        with Server(view) as server:
+            page = show(browser, opened, server)
+            expect(page.locator("#status-label")).to_have_text("Training")
+            server.view.epochs = [*view.epochs, last]
+            slowest.append(max(happen(page, server)))
+            assert page.title().startswith("Training")
+            page.goto("about:blank")  # its stream ends before its server does
+        if slowest[-1] < SHOWN_MS:
+            return
+    pytest.fail(f"milliseconds until it was seen: {slowest}")
+
+
+@pytest.mark.parametrize("name", ["small", "large", "huge"])
+def test_looks(browser: Browser, opened: list[Watched], name: str) -> None:
+    """Nothing is cut, overlaps, is too wide or too pale, from a phone to a wall, in both themes."""
+    view, mode = next((view, mode) for scene, view, mode in fixture.scenes() if scene == name)
+    wrong = []
+    with Server(view, mode) as server:
+        page = show(browser, opened, server)
+        for path in ("#/", "#/incident/i1" if name == "small" else f"#/incident/{view.incidents[0].id}"):
+            page.evaluate("(path) => { location.hash = path; }", path)
+            for width in (360, 1280, 3840):
+                page.set_viewport_size({"width": width, "height": 900})
+                for _ in range(2):
+                    page.locator("#theme-button").click()
+                    page.evaluate(
+                        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+                    )
+                    theme = page.evaluate("() => document.documentElement.dataset.theme")
+                    wrong += [f"{path} {width} {theme}: {text}" for text in page.evaluate(AUDIT)]
+        page.goto("about:blank")
+    assert wrong == []
+
+
+def test_audit_finds_what_is_wrong(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server)
+        page.evaluate("""() => {
+            document.getElementById("about").style.color = "var(--page)";
+            document.getElementById("job").style.cssText = "position: absolute; left: 12px; top: 12px";
+            document.getElementById("tiles").style.width = "1400px";
+            document.querySelector(".tile dt").style.cssText = "width: 8px; overflow: hidden; white-space: nowrap";
+        }""")
+        found = {text.split()[0].rstrip(":") for text in page.evaluate(AUDIT)}
+        page.goto("about:blank")
+    assert found == {"contrast", "overlap", "the", "cut"}
+
+
+def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.large(), "recorded", at=lambda at: fixture.cut(canned.large(), at)) as server:
+        page = show(browser, opened, server)
+        page.keyboard.press("Tab")
+        expect(page.locator("#skip")).to_be_focused()
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page.locator("#incident h2").first).to_have_text("hang: rank 1 on node1")
+        expect(page.locator("#overview")).to_be_hidden()
+        page.keyboard.press("j")
+        expect(page.locator("#incident h2").first).to_have_text("crash: rank 3 on node2")
+        page.keyboard.press("Escape")
+        expect(page.locator("#overview")).to_be_visible()
+        page.keyboard.press("m")
+        page.keyboard.press("n")
+        expect(page.locator("#map-facts")).to_contain_text("217")
+        page.keyboard.press("n")
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#announcer")).to_contain_text("rank 504, ")
+        expect(page.locator("#announcer")).to_contain_text("state gone")
+        page.keyboard.press("?")
+        expect(page.locator("#help")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("t")
+        assert page.evaluate("() => document.documentElement.dataset.theme") in ("dark", "light")
+
+
+def test_incident_from_a_mark_and_its_files(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server)
+        page.locator("#charts .mark").first.click()
+        expect(page.locator("#incident h2").first).to_have_text("crash: rank 3 on node2")
+        for text in (
+            "respawn in place",
+            "not possible",
+            "no standby is here",
+            "93\u00a0% sure",
+            "first sign",
+            "6 links kept",
+        ):
+            expect(page.locator("#incident")).to_contain_text(text)
+        page.get_by_text("stacks.txt").click()
+        expect(page.locator("#incident pre").last).to_contain_text("line 41 in forward")
+        server.push(incidents=[*server.view.incidents, canned.kill(9, 730.0, is_open=True)], num_incidents=4)
+        expect(page.locator("#announcer")).to_contain_text("New incident: crash: rank 3 on node2")
+        expect(page.locator("#incident pre").last).to_contain_text("line 41 in forward")
+        page.goto("about:blank")
+
+
+def test_controls(browser: Browser, opened: list[Watched]) -> None:
+    """Only with the job's name and the token; what the server answers is shown."""
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server)
+        page.get_by_role("button", name="Drain a node").click()
+        page.get_by_label("node, rank").fill("node2")
+        page.get_by_label("the token").fill("wrong")
+        go = page.get_by_role("button", name="Drain", exact=True)
+        expect(go).to_be_disabled()
+        page.get_by_label("type the job's name").fill("gpt-small")
+        go.click()
+        expect(page.locator(".answer")).to_contain_text("Refused: the token is missing or wrong")
+        assert server.told == []
+        opened[0].wrong.clear()  # the browser logs the refusal
+        page.get_by_label("the token").fill(fixture.TOKEN)
+        go.click()
+        expect(page.locator(".answer")).to_have_text("node2 is asked to leave")
+        assert server.told == [{"verb": "drain", "confirm": "gpt-small", "target": "node2", "undo": False}]
+        page.get_by_role("button", name="Close").click()
+        server.push(exit_code=0, stage="finished")
+        expect(page.locator("#status-label")).to_have_text("Finished")
+        expect(page.get_by_role("button", name="Stop the job")).to_be_disabled()
+        page.goto("about:blank")
+
+
+def test_slider(browser: Browser, opened: list[Watched]) -> None:
+    view = canned.small()
+    with Server(view, "recorded", at=lambda at: fixture.cut(view, at)) as server:
+        page = show(browser, opened, server)
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        page.locator("#to-previous").click()
+        page.locator("#to-previous").click()
+        page.locator("#to-previous").click()
+        expect(page.locator("#incident-list li")).to_have_count(1)
+        expect(page.locator("#moment")).to_contain_text("2\u00a0min 01\u00a0s of 12\u00a0min 20\u00a0s")
+        page.locator("#speed").select_option("600")
+        page.locator("#play").click()
+        expect(page.locator("#incident-list li")).to_have_count(3, timeout=20_000)
+        expect(page.locator("#play")).to_have_text("Play", timeout=20_000)
+
+
+def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
+    with Server(calm()) as server:
+        page = show(browser, opened, server)
+        port = int(server.url.rpartition(":")[2])
+    expect(page.locator("#trouble")).to_contain_text("No news from the server")
+    with Server(canned.small(), port=port):
+        expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        page.goto("about:blank")
+    opened[0].wrong.clear()  # the browser logs that nobody answered
