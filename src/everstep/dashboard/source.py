@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import msgspec
 
-from everstep.control.journal import JournalError
-from everstep.dashboard.recorded import History
+from everstep.control.history import History
+from everstep.control.reading import Follower
 from everstep.observe.view import View
+from everstep.observe.viewer import Viewer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,8 +52,8 @@ class Source:
     """The newest view of one run. `lives`: whether its launcher does (None: who can tell?); without it, all is over."""
 
     def __init__(self, run: Path, lives: Callable[[], bool | None] | None = None) -> None:
-        self._lives = lives
-        self._viewer, self._follower = History(run).newest()
+        self._run, self._lives = run, lives
+        self._viewer, self._follower = Viewer(), cast(Follower | None, None)
         self._looked_s = time.monotonic()
         self._gone = lives is None
         self._moment: tuple[float, float] | None = None  # the job's time at its newest entry, and when that was read
@@ -60,16 +61,23 @@ class Source:
         self.trouble = ""  # with the journal, for people
 
     def follow(self) -> int:
-        """Take in what the journal has got; how many entries. A damaged line is told, and what follows it is shown."""
+        """Take in what the journal has got; how many entries. What is damaged is told, and what follows it is shown."""
+        count = 0
         try:
-            entries = self._follower.new()
-        except (JournalError, OSError) as error:
-            entries, self.trouble = [], str(error)
-        for entry in entries:
-            self._viewer.add(entry)
-        if entries:
+            if self._follower is None:
+                self._viewer, self._follower = History(self._run).newest()
+                count = self._viewer.view.entries
+            for entry in self._follower.entries():
+                self._viewer.add(entry)
+                count += 1
+        except FileNotFoundError:  # a launcher is here before its controller's first word
+            return 0
+        except OSError as error:
+            self.trouble = str(error)
+        self.trouble = self._follower.damage[-1] if self._follower and self._follower.damage else self.trouble
+        if count:
             self._moment = None
-        return len(entries)
+        return count
 
     def view(self) -> View:
         """As of now."""
