@@ -17,6 +17,7 @@ import msgspec
 
 from everstep.control.history import History
 from everstep.control.reading import Follower
+from everstep.observe.metrics import prometheus_text
 from everstep.observe.view import View
 from everstep.observe.viewer import Viewer
 
@@ -91,6 +92,10 @@ class Source:
     def frame(self) -> Frame:
         view = self.view()
         return Frame({name: _encode(getattr(view, name)) for name in FIELDS}, self._over(view))
+
+    def metrics(self) -> bytes:
+        """The view as Prometheus reads it. Raises ImportError without its client library."""
+        return prometheus_text(self.view())
 
     def facts(self) -> Facts:
         view = self.view()
