@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -77,22 +78,30 @@ class Showing:
     async def mind(self) -> None:
         """Keep one alive."""
         for _ in range(LIVES):
-            self.process = await self._start()
+            try:
+                self.process = await self._start()
+            except (OSError, subprocess.SubprocessError) as error:  # too many processes, say
+                print(f"everstep: the dashboard cannot be started: {error}", file=sys.stderr)
+                break
             status = await self.process.wait()
             if self._closing:
                 return
             await asyncio.sleep(PAUSE_S)
+        else:
+            log = self._run_dir / LOG
+            print(
+                f"everstep: the dashboard died {LIVES} times, at last with status {status}; see {log}", file=sys.stderr
+            )
         self._listener.close()
-        log = self._run_dir / LOG
-        print(f"everstep: the dashboard died {LIVES} times, the last time with {status}; see {log}", file=sys.stderr)
 
     async def _start(self) -> asyncio.subprocess.Process:
         settings, fd = self._settings, self._listener.fileno()
-        names = [word for name in settings.names for word in ("--name", name)]
+        more = [word for name in settings.names for word in ("--name", name)]
+        more += ["--private"] if settings.private else []
         with self._log() as log:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "everstep", "dashboard", str(self._run_dir)),
-                *("--host", settings.host, "--fd", str(fd), *names),
+                *("--host", settings.host, "--fd", str(fd), *more),
                 pass_fds=[fd],
                 preexec_fn=self._begin,
                 stdin=asyncio.subprocess.DEVNULL,

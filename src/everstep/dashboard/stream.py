@@ -50,7 +50,8 @@ class Stream:
                 await self.refresh()
             else:
                 self.followed += await self._desk.call(self._source.follow)
-            due_s = max(due_s + (EVERY_S if self._pages else IDLE_S), time.monotonic())
+            often = self._pages and not self._frame.over
+            due_s = max(due_s + (EVERY_S if often else IDLE_S), time.monotonic())
             self._wake.clear()
             try:
                 async with asyncio.timeout(due_s - time.monotonic()):
