@@ -58,8 +58,8 @@ def got(port: int, path: str, **headers: str) -> tuple[int, Any]:
 
 
 def test_a_record_is_shown_until_interrupted(run: Path) -> None:
-    with served("dashboard", str(run)) as (port, said, process):
-        assert str(run / "dashboard.token") in said and (run / "dashboard.token").stat().st_mode & 0o777 == 0o600
+    with served("dashboard", str(run)) as (port, _, process):
+        assert not (run / "dashboard.token").exists()
         status, info = got(port, "/api/info")
         assert (status, info["mode"], info["controls"], info["play"]) == (200, "recorded", False, False)
         assert got(port, "/api/view")[1]["exit_code"] == 0
@@ -68,8 +68,9 @@ def test_a_record_is_shown_until_interrupted(run: Path) -> None:
 
 
 def test_a_journal_alone_is_played_and_away_from_loopback_the_token_is_needed(run: Path) -> None:
-    with served("replay", str(run / "journal.jsonl"), "--host", "0.0.0.0") as (port, _, _):
+    with served("replay", str(run / "journal.jsonl"), "--host", "0.0.0.0") as (port, said, _):
         assert got(port, "/api/info")[0] == 401
+        assert str(run / "dashboard.token") in said and (run / "dashboard.token").stat().st_mode & 0o777 == 0o600
         token = (run / "dashboard.token").read_text().strip()
         status, info = got(port, "/api/info", authorization=f"Bearer {token}")
         assert (status, info["mode"], info["play"], info["needs_token"]) == (200, "recorded", True, True)

@@ -94,8 +94,8 @@ def _serve(
     _require_journal(run, fd)
     reach = None if play else _reach(run)
     listener = socket.socket(fileno=fd) if fd >= 0 else listen_near(host, port)
-    secret, where = _token(folder)
     local = is_loopback(host)
+    secret, where = _token(folder, needed=reach is not None or private or not local)
     guard = Guard(
         secret, {*names, *(() if local else (host, socket.gethostname()))}, open_reading=local and not private
     )
@@ -107,7 +107,7 @@ def _serve(
         past=source.Past(run), past_desk=source.Desk("past"), commands=reach, play=play,
     )  # fmt: skip
     if fd < 0:
-        print(f"everstep: dashboard at {url(listener, host)} {where}; Ctrl-C ends it", file=sys.stderr, flush=True)
+        print(f"everstep: dashboard at {url(listener, host)}{where}; Ctrl-C ends it", file=sys.stderr, flush=True)
     serve.run(app.make(site), listener, pages, notes)
     return 0
 
@@ -132,12 +132,14 @@ def _reach(run: Path) -> Reach | None:
     return Reach(run, address, grace_s)
 
 
-def _token(folder: Path) -> tuple[str, str]:
+def _token(folder: Path, needed: bool) -> tuple[str, str]:
     """The dashboard's token, made if there is none, and where it is, in words."""
+    if not needed:  # then there is no reason to write into a folder that may be somebody's archive
+        return secrets.token_hex(token.NUM_BYTES), ""
     path = folder / TOKEN
     try:
         secret = token.read_token(path) if path.exists() else token.create_token(path)
     except EverstepError as error:  # a record on a disk that cannot be written, or of somebody else
         secret = secrets.token_hex(token.NUM_BYTES).encode()
-        return secret.decode(), f"(token {secret.decode()}, for {error})"
-    return secret.decode(), f"(token in {path})"
+        return secret.decode(), f" (token {secret.decode()}, for {error})"
+    return secret.decode(), f" (token in {path})"
