@@ -58,11 +58,13 @@ def got(port: int, path: str, **headers: str) -> tuple[int, Any]:
 
 
 def test_a_record_is_shown_until_interrupted(run: Path) -> None:
-    with served("dashboard", str(run)) as (port, _, process):
+    with served("dashboard", str(run), "--name", "a.example", "--name", "b.example") as (port, _, process):
         assert not (run / "dashboard.token").exists()
         status, info = got(port, "/api/info")
         assert (status, info["mode"], info["controls"], info["play"]) == (200, "recorded", False, False)
         assert got(port, "/api/view")[1]["exit_code"] == 0
+        hosts = ("a.example", "b.example:80", "c.example")
+        assert [got(port, "/api/info", host=host)[0] for host in hosts] == [200, 200, 421]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 128 + signal.SIGINT
 

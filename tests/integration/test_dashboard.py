@@ -80,6 +80,7 @@ def test_a_job_is_seen_and_controlled(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         page.thread.join(20)
         run.until_step(run.until_step(3).step + 3)
+        run.until(lambda: "the dashboard died (status -9" in run.text())
 
         page = Page(run)  # at the same address
         run.until(lambda: page.view)

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,8 @@ from everstep.core.config import RunConfig
 from everstep.core.errors import UsageError
 
 NEEDED = ("starlette", "uvicorn")
-LIVES = 5  # a page that breaks this often does not come back
+DEATHS = 5  # one soon after the other; then it does not come back
+SOON_S = 60.0
 PAUSE_S = 1.0
 NICE = 10
 GOODBYE_S = 5.0  # it has low priority, and goes at once when nobody looks
@@ -77,7 +79,9 @@ class Showing:
 
     async def mind(self) -> None:
         """Keep one alive."""
-        for _ in range(LIVES):
+        deaths = 0  # one soon after the other
+        while deaths < DEATHS:
+            began_s = time.monotonic()
             try:
                 self.process = await self._start()
             except (OSError, subprocess.SubprocessError) as error:  # too many processes, say
@@ -86,12 +90,10 @@ class Showing:
             status = await self.process.wait()
             if self._closing:
                 return
+            deaths = deaths + 1 if time.monotonic() < began_s + SOON_S else 1
+            print(f"everstep: the dashboard died (status {status}; {self._run_dir / LOG})", file=sys.stderr)
             await asyncio.sleep(PAUSE_S)
-        else:
-            log = self._run_dir / LOG
-            print(
-                f"everstep: the dashboard died {LIVES} times, at last with status {status}; see {log}", file=sys.stderr
-            )
+        print("everstep: the dashboard does not come back", file=sys.stderr)
         self._listener.close()
 
     async def _start(self) -> asyncio.subprocess.Process:
