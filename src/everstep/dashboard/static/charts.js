@@ -101,6 +101,7 @@ export class Charts {
     const { series } = this.store.view;
     const { main, more } = order(Object.keys(series).filter((name) => series[name].mean.some((y) => y !== null)));
     const shown = this.all || more.length <= FEW ? [...main, ...more] : main;
+    document.getElementById("charts-note").hidden = shown.length > 0;
     this.offer(more);
     keyed(
       document.getElementById("charts"),
@@ -131,6 +132,7 @@ export class Charts {
       format,
       axis,
       zero,
+      banded: true,
       lines: [edge, edge, { label: title, color }],
       bands: [[2, 1, color, 0.22]],
       readout: readout(kind),
@@ -156,6 +158,7 @@ export class Charts {
     const fit = SPANS.filter(([, seconds]) => seconds < now && seconds >= least);
     const zoomed = Array.isArray(chosen) ? [["zoomed in", chosen]] : [];
     const offers = [["whole job", null], ...fit, ...zoomed];
+    document.getElementById("spans").hidden = offers.length < 2;
     keyed(
       document.getElementById("spans"),
       offers,

@@ -32,6 +32,11 @@ export class Store {
     return this.info?.mode === "live" && this.past === null && this.live?.exit_code === null;
   }
 
+  /** Nothing more comes: a record, shown up to where it ends. */
+  get isCut() {
+    return this.info?.mode !== "live" && this.live !== null && this.view.now_s >= this.live.now_s;
+  }
+
   /** Seconds of the job: those of the View, and what has passed since it came. */
   get now() {
     return this.isLive ? this.live.now_s + (performance.now() - this.liveMs) / 1000 : this.view.now_s;
