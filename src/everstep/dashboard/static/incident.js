@@ -119,18 +119,21 @@ export class IncidentPage {
     const known = this.files.get(path);
     if (known) return known;
     const text = h("pre", { tabindex: "0" }, "reading …");
-    const element = h("details", { class: "file" }, h("summary", {}, path.replace(/^incidents\/[^/]+\//, "")), text);
+    const whole = h("a", { href: fileUrl(path), target: "_blank", rel: "noreferrer" }, "open alone");
+    const name = path.replace(/^incidents\/[^/]+\//, "");
+    const element = h("details", { class: "file" }, h("summary", {}, name), whole, text);
     element.addEventListener("toggle", () => element.open && read(path, text), { once: true });
     this.files.set(path, element);
     return element;
   }
 }
 
+const fileUrl = (path) => `/api/file/${path.split("/").map(encodeURIComponent).join("/")}`;
 const sure = (verdict) => `${Math.round(verdict.confidence * 100)}\u00a0% sure`;
 
 async function read(path, element) {
   try {
-    const answer = await fetch(`/api/file/${path.split("/").map(encodeURIComponent).join("/")}`, {
+    const answer = await fetch(fileUrl(path), {
       credentials: "same-origin",
     });
     setText(

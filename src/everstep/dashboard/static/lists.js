@@ -73,7 +73,8 @@ function tiers(view, now) {
   if (ages.length) {
     const oldest = Math.min(...ages.map(([, step]) => step));
     facts.push(["In memory of all roles", `step ${count(oldest)}${behind(view, oldest)}`]);
-    const late = ages.filter(([, step]) => step < Math.max(...ages.map(([, s]) => s)));
+    const newest = Math.max(...ages.map(([, step]) => step));
+    const late = ages.filter(([, step]) => step < newest);
     if (late.length) facts.push(["Roles that are behind", names(late.map(([role]) => role))]);
     facts.push(["Roles with copies", count(ages.length)]);
   }
