@@ -32,6 +32,8 @@ WORKER_SIDE = {
 
 # Files of the brain which import an extra's package: when they are asked to, or only for who serves a dashboard.
 OPTIONAL = {
+    "src/everstep/observe/metrics.py": "prometheus_client",
+    "src/everstep/observe/otlp.py": "opentelemetry",
     "src/everstep/observe/plot.py": "matplotlib",
     "src/everstep/cli/plan_plot.py": "matplotlib",
     "src/everstep/detect/similar.py": "numpy",
@@ -58,6 +60,7 @@ PURE = (
     "src/everstep/control/findings.py",
     "src/everstep/sim/",
     "src/everstep/control/changes.py",
+    "src/everstep/control/compaction.py",
     "src/everstep/control/corrupted.py",
     "src/everstep/control/dealings.py",
     "src/everstep/control/deciding.py",
@@ -82,6 +85,8 @@ PURE = (
     "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",
     "src/everstep/data/sampler.py",
+    "src/everstep/observe/metrics.py",
+    "src/everstep/observe/spans.py",
     "src/everstep/state/reconcile.py",
     "src/everstep/state/reshape.py",
     "src/everstep/state/slots.py",

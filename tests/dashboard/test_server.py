@@ -82,6 +82,9 @@ def test_what_is_served(run: Path) -> None:
             assert view.json["incidents"][0]["id"] == "i1" and view.headers["cache-control"] == "no-store"
             assert (await dash.ask("GET", "/api/view?at=0")).json["now_s"] <= 0.1
             assert (await dash.ask("GET", "/api/incident/i1")).json["why"] == "rank 1 died"
+            metrics = await dash.ask("GET", "/metrics")
+            assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+            assert f'training_job="{JOB}"'.encode() in metrics.body
             assert (await dash.ask("HEAD", "/api/view")).status == 200
             for target in ("/api/incident/i2", "/static/none.js", "/static/../app.py", "/nothing", "/api/view?at=x"):
                 got = await dash.ask("GET", target)
@@ -107,8 +110,8 @@ def test_only_evidence_and_logs_are_handed_out(run: Path) -> None:
             assert newest.endswith("\ufffd<script>\n") and newest.count("a") == files.NEWEST_BYTES - 10
             for path in (
                 "token", "logs/../token", "logs/%2e%2e/token", "logs/..%2ftoken", "logs/outside", "logs/up/token",
-                "logs", "logs/pipe", "/etc/passwd", "..%2f..%2fetc/passwd", "logs/%00", "logs/%ff", "incidents/" + "a/" * 3000,
-                "journal.jsonl", "logs/sub/../../token", "logs//../token", "./logs/up/journal.jsonl", "",
+                "logs", "logs/pipe", "/etc/passwd", "..%2f..%2fetc/passwd", "logs/%00", "logs/%ff",
+                "incidents/" + "a/" * 3000, "journal.jsonl", "logs/sub/../../token", "logs//../token", "./token", "",
             ):  # fmt: skip
                 got = await dash.ask("GET", f"/api/file/{path}")
                 assert got.status == 404 and b"secret" not in got.body, path

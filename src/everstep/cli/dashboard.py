@@ -19,8 +19,7 @@ from everstep.cli import presence
 from everstep.cli.asking import LATEST, ask
 from everstep.cli.showing import listen_near, missing, url
 from everstep.control import token
-from everstep.control.journal import read
-from everstep.core import events as e
+from everstep.control.reading import ended
 from everstep.core import wire
 from everstep.core.config import RunConfig
 from everstep.core.endpoint import is_loopback
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 7070
 TOKEN = "dashboard.token"
+JOURNAL = "journal.jsonl"
 Names = Annotated[tuple[str, ...], Parameter(name="--name", negative=())]
 
 
@@ -106,7 +106,7 @@ def _serve(run: Path, host: str, port: int, names: tuple[str, ...], fd: int = -1
 
 
 def _require_journal(run: Path, fd: int) -> None:
-    journal = run / "journal.jsonl" if run.is_dir() else run
+    journal = run / JOURNAL if run.is_dir() else run
     if not journal.exists() and fd < 0:  # a launcher is here before the controller's first word
         raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed, or start a job first")
 
@@ -114,18 +114,15 @@ def _require_journal(run: Path, fd: int) -> None:
 def _reach(run: Path) -> Reach | None:
     """None when the job is over, or this is no run folder of a job that could be reached."""
     address = presence.read(run) if run.is_dir() else None
-    if address is None or presence.launcher_lives(run, address) is False or _has_ended(run):
+    if address is None or presence.launcher_lives(run, address) is False:
+        return None
+    if (run / JOURNAL).exists() and ended(run / JOURNAL) is not None:
         return None
     try:
         grace_s = msgspec.json.decode((run / "config.json").read_bytes(), type=RunConfig).restart.grace_s
     except (OSError, msgspec.DecodeError):  # of another version: what it then is by default
         grace_s = RunConfig().restart.grace_s
     return Reach(run, address, grace_s)
-
-
-def _has_ended(run: Path) -> bool:
-    journal = run / "journal.jsonl"
-    return journal.exists() and any(isinstance(entry.event, e.JobEnded) for entry in read(journal))
 
 
 def _token(folder: Path) -> tuple[str, str]:

@@ -23,7 +23,7 @@ NEEDED = ("starlette", "uvicorn")
 LIVES = 5  # a page that breaks this often does not come back
 PAUSE_S = 1.0
 NICE = 10
-GOODBYE_S = 2.0
+GOODBYE_S = 5.0  # it has low priority, and goes at once when nobody looks
 LOG = "dashboard.log"
 
 

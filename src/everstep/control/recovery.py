@@ -18,13 +18,12 @@ class Open(msgspec.Struct):
     running_s: float = 0.0
 
 
-class Recovery:
+class Recovery(msgspec.Struct):
     """Feed it every record and each epoch's progress; it answers with the incidents that are over."""
 
-    def __init__(self) -> None:
-        self.open: dict[str, Open] = {}
-        self.step_at_s = 0.0
-        self.best_total_step = -1
+    open: dict[str, Open] = {}
+    step_at_s: float = 0.0
+    best_total_step: int = -1
 
     def saw(self, record: e.AnyEvent, now: float) -> list[e.IncidentClosed]:
         match record:

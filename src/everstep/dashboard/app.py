@@ -24,6 +24,7 @@ from everstep.dashboard.guard import Guard
 from everstep.dashboard.notes import Notes
 from everstep.dashboard.source import Desk, Past, Source
 from everstep.dashboard.stream import Stream
+from everstep.observe.metrics import CONTENT_TYPE
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class _Pages:
             Route("/", self.index),
             Route("/static/{name}", self.static),
             Route("/favicon.ico", self.no_icon),
+            Route("/metrics", self.metrics),
             Route("/api/info", self.info),
             Route("/api/view", self.view),
             Route("/api/incident/{name}", self.incident),
@@ -106,6 +108,13 @@ class _Pages:
             "trouble": facts.trouble,
         }
         return _json(msgspec.json.encode(told))
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            text = await self._site.desk.call(self._site.source.metrics)
+        except ImportError as error:
+            raise HTTPException(501, f"no metrics: {error}") from error
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def view(self, request: Request) -> Response:
         text = request.query_params.get("at")

@@ -24,7 +24,7 @@ TAKING_S = 30.0  # a peer that reads too slowly for its buffer to empty within t
 IDLE_S = 20.0  # an open connection without a request
 MAX_CONNECTIONS = 256
 MAX_HEADERS = 16 << 10
-GOODBYE_S = 1.0  # for pages to take the last news
+GOODBYE_S = 3.0  # for pages to take the last news
 
 
 def run(app: Gate, listener: socket.socket, stream: Stream, notes: Notes) -> None:

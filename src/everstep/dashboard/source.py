@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import msgspec
 
-from everstep.control.journal import JournalError
-from everstep.dashboard.recorded import History
+from everstep.control.history import History
+from everstep.control.reading import Follower
+from everstep.observe.metrics import prometheus_text
 from everstep.observe.view import View
+from everstep.observe.viewer import Viewer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,39 +53,58 @@ class Source:
     """The newest view of one run. `lives`: whether its launcher does (None: who can tell?); without it, all is over."""
 
     def __init__(self, run: Path, lives: Callable[[], bool | None] | None = None) -> None:
-        self._lives = lives
-        self._viewer, self._follower = History(run).newest()
+        self._run, self._lives = run, lives
+        self._viewer, self._follower = Viewer(), cast(Follower | None, None)
         self._looked_s = time.monotonic()
         self._gone = lives is None
-        self._moment: tuple[float, float] | None = None  # of the job, and when it was that, by this machine's clock
+        self._moment: tuple[float, float] | None = None  # the job's time at its newest entry, and when that was read
+        self._first = True
         self.trouble = ""  # with the journal, for people
 
-    def advance(self) -> View:
-        """Take in what the journal has got. A damaged line is told, and what follows it is shown."""
+    def follow(self) -> int:
+        """Take in what the journal has got; how many entries. What is damaged is told, and what follows it is shown."""
+        count = 0
         try:
-            entries = self._follower.new()
-        except (JournalError, OSError) as error:
-            entries, self.trouble = [], str(error)
-        for entry in entries:
-            self._viewer.add(entry)
+            if self._follower is None:
+                self._viewer, self._follower = History(self._run).newest()
+                count = self._viewer.view.entries
+            for entry in self._follower.entries():
+                self._viewer.add(entry)
+                count += 1
+        except FileNotFoundError:  # a launcher is here before its controller's first word
+            return 0
+        except OSError as error:
+            self.trouble = str(error)
+        self.trouble = self._follower.damage[-1] if self._follower and self._follower.damage else self.trouble
+        if count:
+            self._moment = None
+        return count
+
+    def view(self) -> View:
+        """As of now."""
+        self.follow()
         view = self._viewer.view
         if not self._over(view):
-            self._viewer.until(self._now_s(view, bool(entries)))
+            self._viewer.until(self._now_s(view))
             view = self._viewer.view
         return view
 
     def frame(self) -> Frame:
-        view = self.advance()
+        view = self.view()
         return Frame({name: _encode(getattr(view, name)) for name in FIELDS}, self._over(view))
 
+    def metrics(self) -> bytes:
+        """The view as Prometheus reads it. Raises ImportError without its client library."""
+        return prometheus_text(self.view())
+
     def facts(self) -> Facts:
-        view = self.advance()
+        view = self.view()
         mode = "simulated" if view.simulated else "recorded" if self._over(view) else "live"
         return Facts(view.job, mode, view.now_s, self.trouble)
 
     def incident(self, name: str) -> bytes | None:
         """One that the newest view has."""
-        found = [incident for incident in self.advance().incidents if incident.id == name]
+        found = [incident for incident in self.view().incidents if incident.id == name]
         return _encode(found[-1]) if found else None
 
     def _over(self, view: View) -> bool:
@@ -92,19 +113,18 @@ class Source:
             self._looked_s, self._gone = now, self._lives() is False
         return view.ended or self._gone
 
-    def _now_s(self, view: View, moved: bool) -> float:
+    def _now_s(self, view: View) -> float:
         """The job's time: that of its newest entry, and what has passed since that was read.
 
-        Never ahead of an entry to come, so the clock of another host does not matter; only at first it is asked how
-        long ago the newest entry was.
+        So it is never ahead of an entry to come, and the clock of another host does not matter; only at first it is
+        asked how long ago the newest entry was.
         """
+        now = time.monotonic()
         if self._moment is None:
-            ago_s = time.time() - view.submitted_wall_s if view.submitted_wall_s else 0.0
-            self._moment = (max(view.now_s, ago_s), time.monotonic())
-        elif moved:
-            self._moment = (view.now_s, time.monotonic())
+            ago_s = time.time() - view.submitted_wall_s if self._first and view.submitted_wall_s else 0.0
+            self._moment, self._first = (max(view.now_s, ago_s), now), False
         then_s, read_s = self._moment
-        return then_s + time.monotonic() - read_s
+        return then_s + now - read_s
 
 
 class Past:

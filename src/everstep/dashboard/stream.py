@@ -37,6 +37,7 @@ class Stream:
         self._refreshing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._pages = 0
+        self.followed = 0  # entries taken in while nobody looked
         self._closing = False
 
     # Following ------------------------------------------------------------------------------------------
@@ -48,7 +49,7 @@ class Stream:
             if self._pages:
                 await self.refresh()
             else:
-                await self._desk.call(self._source.advance)
+                self.followed += await self._desk.call(self._source.follow)
             due_s = max(due_s + (EVERY_S if self._pages else IDLE_S), time.monotonic())
             self._wake.clear()
             try:
@@ -118,20 +119,20 @@ class Stream:
             gone.cancel()
 
     async def _show(self, send: Send, gone: asyncio.Future[None]) -> None:
-        news, seen, told_end = self._news, self._version, False
+        seen, told_end = self._version, False
         await _put(send, b"retry: 1000\n" + _event(b"view", whole(self._frame.fields)))
         while not gone.done():
+            news, closing = self._news, self._closing
+            if seen != self._version:
+                seen, change = self._version, self._change(seen)
+                await _put(send, change)
             if self._frame.over and not told_end:
                 told_end = True
                 await _put(send, _event(b"end", self._end()))
-            if self._closing:
+            if closing:
                 return
             if not await _until(news, gone):
                 await _put(send, b": nothing new\n\n")
-                continue
-            news, before, seen = self._news, seen, self._version
-            if before != seen:
-                await _put(send, self._change(before))
 
     def _change(self, seen: int) -> bytes:
         """What changed since the version that a page has."""
