@@ -125,15 +125,15 @@ export class Charts {
 
   make(name) {
     const kind = kindOf(name);
-    const { title, format, axis, color, zero } = kind;
-    const edge = { label: "", color, width: 0 };
+    const { title, format, axis, color, zero, stepped } = kind;
+    const edge = { label: "", color, width: 0, stepped };
     const plot = new Plot({
       title,
       format,
       axis,
       zero,
       banded: true,
-      lines: [edge, edge, { label: title, color }],
+      lines: [edge, edge, { label: title, color, stepped }],
       bands: [[2, 1, color, 0.22]],
       readout: readout(kind),
       marks: () => this.marks.made,

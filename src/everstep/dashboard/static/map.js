@@ -44,9 +44,9 @@ export class ClusterMap {
   drawNodes(width) {
     this.made = layout(this.nodes, width, rem());
     drawMap(this.canvas, this.made, width, rem(), this.selected);
-    const acting = this.workers.filter((w) => w.state !== STATE.WAITS && w.state !== STATE.GONE).length;
+    const acting = this.workers.filter(acts).length;
     const lost = this.hidden ? `, ${plural(this.hidden, "node")} lost earlier not shown` : "";
-    const nodes = this.nodes.filter((node) => node.workers.length).length;
+    const nodes = this.nodes.filter((node) => node.workers.some(acts)).length;
     const epoch = `epoch ${count(newestEpoch(this.store.view))}`;
     setText(id("map-note"), `${epoch}: ${plural(acting, "worker")} on ${plural(nodes, "node")}${lost}`);
     this.legend(this.workerLegend());
@@ -195,6 +195,7 @@ export class ClusterMap {
 }
 
 const newestEpoch = (view) => view.epochs.at(-1)?.epoch ?? view.epoch;
+const acts = (worker) => worker.state !== STATE.WAITS && worker.state !== STATE.GONE;
 const fills = (worker) => ![STATE.WAITS, STATE.STOPPED, STATE.GONE].includes(worker.state);
 
 export function fact() {

@@ -142,7 +142,8 @@ export class Plot {
       label: line.label,
       stroke: token(line.color),
       width: line.width ?? 1.5,
-      points: { show: line.points ?? false },
+      points: { show: (u) => line.width !== 0 && u.data[0].length < 3 }, // too few for a line
+      paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       fill: line.fill ? faded(token(line.color), line.fill) : undefined,
     };
   }

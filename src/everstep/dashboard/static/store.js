@@ -63,7 +63,7 @@ export class Store {
         await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
       }
     }
-    if (this.info.mode !== "live") return this.glance();
+    if (this.info.mode !== "live") return this.whole();
     this.open();
     document.addEventListener("visibilitychange", () => this.looked());
   }
@@ -127,6 +127,14 @@ export class Store {
       this.take(await getJson("/api/view"));
     } catch (error) {
       this.fails(error.message);
+    }
+  }
+
+  /** A record's newest View; it is asked for until it comes. */
+  async whole() {
+    while (!this.live) {
+      await this.glance();
+      if (!this.live) await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }
 
