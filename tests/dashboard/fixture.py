@@ -114,7 +114,7 @@ class Server:
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._streams.add(queue)
         try:
-            yield b"event: view\ndata: " + msgspec.json.encode(self.view) + b"\n\n"
+            yield b"retry: 100\nevent: view\ndata: " + msgspec.json.encode(self.view) + b"\n\n"
             while text := await queue.get():
                 yield text
         finally:

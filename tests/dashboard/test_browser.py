@@ -132,22 +132,28 @@ def test_shows_what_happens_within_a_second(browser: Browser, opened: list[Watch
 def test_looks(browser: Browser, opened: list[Watched], name: str) -> None:
     """Nothing is cut, overlaps, is too wide or too pale, from a phone to a wall, in both themes."""
     view, mode = next((view, mode) for scene, view, mode in fixture.scenes() if scene == name)
-    wrong = []
     with Server(view, mode) as server:
         page = show(browser, opened, server)
-        for path in ("#/", "#/incident/i1" if name == "small" else f"#/incident/{view.incidents[0].id}"):
-            page.evaluate("(path) => { location.hash = path; }", path)
-            for width in (360, 1280, 3840):
-                page.set_viewport_size({"width": width, "height": 900})
-                for _ in range(2):
-                    page.locator("#theme-button").click()
-                    page.evaluate(
-                        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-                    )
-                    theme = page.evaluate("() => document.documentElement.dataset.theme")
-                    wrong += [f"{path} {width} {theme}: {text}" for text in page.evaluate(AUDIT)]
+        wrong = audited(page)
+        if name == "small":
+            page.locator("#incident-list a").last.click()
+            page.get_by_text("stacks.txt").click()
+            expect(page.locator("#incident pre").last).to_contain_text("line 41 in forward")
+            wrong += audited(page)
         page.goto("about:blank")
     assert wrong == []
+
+
+def audited(page: Page) -> list[str]:
+    wrong = []
+    for width in (360, 1280, 3840):
+        page.set_viewport_size({"width": width, "height": 900})
+        for _ in range(2):
+            page.locator("#theme-button").click()
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            theme = page.evaluate("() => document.documentElement.dataset.theme")
+            wrong += [f"{width} {theme}: {text}" for text in page.evaluate(AUDIT)]
+    return wrong
 
 
 def test_audit_finds_what_is_wrong(browser: Browser, opened: list[Watched]) -> None:

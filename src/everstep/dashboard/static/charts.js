@@ -101,6 +101,7 @@ export class Charts {
     const { series } = this.store.view;
     const { main, more } = order(Object.keys(series).filter((name) => series[name].mean.some((y) => y !== null)));
     const shown = this.all || more.length <= FEW ? [...main, ...more] : main;
+    document.getElementById("charts-note").hidden = shown.length > 0;
     this.offer(more);
     keyed(
       document.getElementById("charts"),
@@ -124,14 +125,15 @@ export class Charts {
 
   make(name) {
     const kind = kindOf(name);
-    const { title, format, axis, color, zero } = kind;
-    const edge = { label: "", color, width: 0 };
+    const { title, format, axis, color, zero, stepped } = kind;
+    const edge = { label: "", color, width: 0, stepped };
     const plot = new Plot({
       title,
       format,
       axis,
       zero,
-      lines: [edge, edge, { label: title, color }],
+      banded: true,
+      lines: [edge, edge, { label: title, color, stepped }],
       bands: [[2, 1, color, 0.22]],
       readout: readout(kind),
       marks: () => this.marks.made,
@@ -156,6 +158,7 @@ export class Charts {
     const fit = SPANS.filter(([, seconds]) => seconds < now && seconds >= least);
     const zoomed = Array.isArray(chosen) ? [["zoomed in", chosen]] : [];
     const offers = [["whole job", null], ...fit, ...zoomed];
+    document.getElementById("spans").hidden = offers.length < 2;
     keyed(
       document.getElementById("spans"),
       offers,

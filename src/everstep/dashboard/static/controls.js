@@ -12,6 +12,7 @@ const ACTIONS = {
     title: "Save now",
     what: () => "The state is saved to the job's checkpoints after the step under way. Training goes on meanwhile.",
     go: "Save",
+    harmless: true, // the name is filled in
   },
   drain: {
     label: "Drain a node …",
@@ -76,7 +77,7 @@ export class Controls {
     const form = h("form", { method: "dialog", class: "ask" });
     const fields = {
       token: this.tokenField(),
-      confirm: confirmField(view.job),
+      confirm: confirmField(view.job, action.harmless ? view.job : ""),
       target: action.target ? targetField(view) : null,
     };
     const answer = h("p", { class: "answer", role: "status" });
@@ -136,8 +137,8 @@ export class Controls {
   }
 }
 
-function confirmField(job) {
-  const input = h("input", { type: "text", autocomplete: "off", spellcheck: "false", required: true });
+function confirmField(job, value) {
+  const input = h("input", { type: "text", autocomplete: "off", value, spellcheck: "false", required: true });
   return {
     input,
     label: h("label", {}, h("span", {}, "type the job's name, ", h("strong", {}, job), ", to confirm"), input),

@@ -26,7 +26,7 @@ export function percent(x) {
   const value = x * 100;
   if (value !== 0 && Math.abs(value) < 0.001) return `<${SPACE}0.001${SPACE}%`;
   const far = Math.min(Math.abs(value), Math.abs(100 - value));
-  const digits = far === 0 ? 0 : far < 0.1 ? 3 : far < 10 ? 2 : 1;
+  const digits = far === 0 ? 0 : value > 100 ? 1 : far < 0.1 ? 3 : far < 10 ? 2 : 1;
   return `${value.toFixed(digits)}${SPACE}%`;
 }
 
@@ -52,11 +52,12 @@ export function stepTime(s) {
   return s < 1 ? `${significant(s * 1e3)}${SPACE}ms` : `${significant(s)}${SPACE}s`;
 }
 
-/** Accelerator-seconds in the unit that suits: acc-s, acc-min, acc-h. */
+/** Accelerator-seconds in the unit that suits: acc-s, acc-min, acc-h, and M (10^6) acc-h. */
 export function spent(acceleratorS) {
   if (!known(acceleratorS) || acceleratorS < 0) return UNKNOWN;
   if (acceleratorS < 120) return `${significant(acceleratorS)}${SPACE}acc-s`;
   if (acceleratorS < 7200) return `${significant(acceleratorS / 60)}${SPACE}acc-min`;
+  if (acceleratorS >= 3.6e9) return `${significant(acceleratorS / 3.6e9, 4)}${SPACE}M${SPACE}acc-h`;
   return `${significant(acceleratorS / 3600)}${SPACE}acc-h`;
 }
 

@@ -4,7 +4,7 @@ import { h, keyed, setText } from "./dom.js";
 import { UNKNOWN, percent, spent } from "./format.js";
 import { total } from "./words.js";
 import { Plot } from "./plot.js";
-import { newest } from "./curves.js";
+import { newest, percentAxis } from "./curves.js";
 
 const id = (name) => document.getElementById(name);
 
@@ -81,6 +81,7 @@ export class Goodput {
     return new Plot({
       title: "Lost share",
       format: percent,
+      axis: percentAxis,
       zero: true,
       lines,
       // From the top line down: each one's area reaches to the line below it.
@@ -115,7 +116,7 @@ export class Goodput {
     );
     shares.sort((a, b) => b[1] - a[1]);
     const parts = shares.slice(0, 2).map(([name, x]) => `${name} ${percent(x)}`);
-    return { value: percent(stacked.at(-1)[at]), more: parts.join(", "), at: times[at] };
+    return { value: percent(Math.min(1, stacked.at(-1)[at])), more: parts.join(", "), at: times[at] };
   }
 }
 

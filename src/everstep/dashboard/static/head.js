@@ -4,19 +4,21 @@ import { h, keyed, setText } from "./dom.js";
 import { UNKNOWN, age, count, duration, percent, rate, significant, stepTime } from "./format.js";
 import { fleet, incidentTitle, remaining, status, throughput, toll } from "./words.js";
 
+const PATIENCE_MS = 1500; // long records take their time
 const id = (name) => document.getElementById(name);
 
 export class Head {
   constructor(store) {
     this.store = store;
     store.on(() => this.draw());
+    setTimeout(() => store.view || setText(id("status-detail"), "the record is being read"), PATIENCE_MS);
     setInterval(() => store.view && this.draw(), 1000); // ages grow although nothing comes
     document.addEventListener("everstep-trouble", (event) => this.trouble(event.detail));
   }
 
   draw() {
     const { view, now } = this.store;
-    const says = status(view, now, this.store.isLive);
+    const says = status(view, now, this.store.isLive, this.store.isCut);
     id("status").dataset.level = says.level;
     setText(id("status-label"), says.label);
     this.detail(says);
@@ -50,7 +52,11 @@ export class Head {
 }
 
 function about(view, now) {
-  const parts = [view.script.split("/").at(-1), `epoch ${count(view.epoch)}`, `running for ${duration(now)}`];
+  const parts = [
+    view.script.split("/").at(-1),
+    `epoch ${count(view.epochs.at(-1)?.epoch ?? view.epoch)}`,
+    `running for ${duration(now)}`,
+  ];
   if (view.exit_code !== null) parts[2] = `ran for ${duration(now)}`;
   if (view.restarts > 0) parts.push(`${count(view.restarts)} membership changes`);
   return parts.filter(Boolean).join(" · ");

@@ -7,9 +7,9 @@ import { hrefOf } from "./incidents.js";
 import { incidentTitle, isOpen, stops, total, who } from "./words.js";
 
 const id = (name) => document.getElementById(name);
-const PHASES = { detect: "noticed", stop: "stopped", form: "formed anew", "first-step": "first step" };
+const PHASES = { detect: "last step until noticed", stop: "stopped", form: "formed anew", "first-step": "first step" };
 const ROWS = {
-  sign: "first sign",
+  sign: "sign",
   detect: "noticed",
   decide: "decided",
   act: "acted",
@@ -119,18 +119,21 @@ export class IncidentPage {
     const known = this.files.get(path);
     if (known) return known;
     const text = h("pre", { tabindex: "0" }, "reading …");
-    const element = h("details", { class: "file" }, h("summary", {}, path.replace(/^incidents\/[^/]+\//, "")), text);
+    const whole = h("a", { href: fileUrl(path), target: "_blank", rel: "noreferrer" }, "open alone");
+    const name = path.replace(/^incidents\/[^/]+\//, "");
+    const element = h("details", { class: "file" }, h("summary", {}, name), whole, text);
     element.addEventListener("toggle", () => element.open && read(path, text), { once: true });
     this.files.set(path, element);
     return element;
   }
 }
 
+const fileUrl = (path) => `/api/file/${path.split("/").map(encodeURIComponent).join("/")}`;
 const sure = (verdict) => `${Math.round(verdict.confidence * 100)}\u00a0% sure`;
 
 async function read(path, element) {
   try {
-    const answer = await fetch(`/api/file/${path.split("/").map(encodeURIComponent).join("/")}`, {
+    const answer = await fetch(fileUrl(path), {
       credentials: "same-origin",
     });
     setText(
@@ -169,8 +172,10 @@ function numbers(incident) {
   const since = (moment) => (incident.first_sign_s >= 0 && moment >= 0 ? moment - incident.first_sign_s : -1);
   const facts = [
     ["Without a step", duration(incident.downtime_s), stops(incident) ? "" : "nobody stopped"],
-    ["Noticed after", duration(since(incident.opened_s)), "since its first sign"],
-    ["All were told after", duration(since(incident.told_s)), "since its first sign"],
+    ["Noticed after", duration(since(incident.opened_s)), "from its first sign on"],
+    ...(incident.told_s >= 0
+      ? [["All were told after", duration(since(incident.told_s)), "from its first sign on"]]
+      : []),
     ["Steps redone", count(incident.redone_steps), incident.redone_steps ? "" : "no step was lost"],
     [
       "Cost",

@@ -16,6 +16,8 @@ export class Incidents {
     this.all = false;
     this.kind = id("incident-kind");
     this.kind.addEventListener("change", () => this.draw());
+    this.find = id("incident-find");
+    this.find.addEventListener("input", () => this.draw());
     this.more = id("more-incidents");
     this.more.addEventListener("click", () => this.toggle());
     this.narrow = matchMedia("(max-width: 69.9em)");
@@ -32,7 +34,9 @@ export class Incidents {
   draw() {
     const { view } = this.store;
     this.kinds(view.by_kind);
-    const found = view.incidents.filter((incident) => !this.kind.value || incident.kind === this.kind.value).reverse();
+    const words = this.find.value.trim().toLowerCase();
+    const fits = (x) => (!this.kind.value || x.kind === this.kind.value) && (!words || said(x).includes(words));
+    const found = view.incidents.filter(fits).reverse();
     found.sort((a, b) => Number(isOpen(b)) - Number(isOpen(a))); // stable: newest first among each
     const few = this.narrow.matches ? NARROW_FEW : FEW;
     const shown = this.all ? found : found.slice(0, few);
@@ -60,8 +64,15 @@ export class Incidents {
         return option;
       },
     );
-    this.kind.closest("label").hidden = names.length < 2;
+    this.kind.closest(".row").hidden = this.store.view.num_incidents < 2;
   }
+}
+
+/** All words of an incident that somebody may look for. */
+function said(incident) {
+  const blames = [...incident.culprits, ...incident.collateral];
+  const who = blames.map((blame) => `${blame.node} rank ${blame.rank} ${blame.cause} ${blame.detail}`);
+  return [incident.id, incidentTitle(incident), incident.why, incident.answer, ...who].join(" ").toLowerCase();
 }
 
 function summary(view) {

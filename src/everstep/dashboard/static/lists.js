@@ -2,6 +2,7 @@
 
 import { h, keyed, setAttributes, setText } from "./dom.js";
 import { UNKNOWN, age, clock, count, duration, plural, ranges } from "./format.js";
+import { incidentTitle } from "./words.js";
 import { fact } from "./map.js";
 
 const id = (name) => document.getElementById(name);
@@ -72,7 +73,8 @@ function tiers(view, now) {
   if (ages.length) {
     const oldest = Math.min(...ages.map(([, step]) => step));
     facts.push(["In memory of all roles", `step ${count(oldest)}${behind(view, oldest)}`]);
-    const late = ages.filter(([, step]) => step < Math.max(...ages.map(([, s]) => s)));
+    const newest = Math.max(...ages.map(([, step]) => step));
+    const late = ages.filter(([, step]) => step < newest);
     if (late.length) facts.push(["Roles that are behind", names(late.map(([role]) => role))]);
     facts.push(["Roles with copies", count(ages.length)]);
   }
@@ -120,20 +122,25 @@ function saveTexts({ save, view }, element) {
 function epochTexts({ epoch, view }, element) {
   setAttributes(element, { title: epoch.why || null });
   const links = epoch.links_kept < 0 ? UNKNOWN : `${count(epoch.links_kept)} / ${count(Math.max(0, epoch.links_new))}`;
-  const first = epoch.first_step_s < 0 ? UNKNOWN : `after ${duration(epoch.first_step_s - epoch.formed_s)}`;
+  const first =
+    epoch.first_step_s < epoch.formed_s ? UNKNOWN : `after ${duration(epoch.first_step_s - epoch.formed_s)}`;
   return [
     count(epoch.epoch),
     clock(view.submitted_wall_s, epoch.formed_s),
     count(epoch.members),
-    change(epoch),
+    change(epoch, view),
     links,
     first,
   ];
 }
 
-function change({ came, left, why }) {
+function change({ came, left, why, formed_s: formed }, view) {
   const parts = [came.length ? `+ ${some(came)}` : "", left.length ? `− ${some(left)}` : ""].filter(Boolean);
-  return [parts.join("  ") || (why ? "" : "the same members"), why].filter(Boolean).join("; ");
+  const first = view.restarts === 0 && formed <= view.epochs[0].formed_s;
+  const incident = view.incidents.find((known) => known.id === why);
+  const reason = incident ? `${incidentTitle(incident)} (${why})` : why;
+  const members = reason ? "" : first ? "the first members" : "the same members";
+  return [parts.join("  ") || members, reason].filter(Boolean).join("; ");
 }
 
 const some = (list) =>

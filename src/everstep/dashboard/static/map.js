@@ -8,7 +8,7 @@ import { SLOWER, STATE, STATE_TEXT, TROUBLE, nodesOf, waffle, workersOf } from "
 
 const id = (name) => document.getElementById(name);
 const WAFFLE_CELLS = 2400;
-const FIELDS = ["workers", "nodes", "fleet", "epoch"];
+const FIELDS = ["workers", "nodes", "fleet", "epochs"];
 
 export class ClusterMap {
   constructor(store) {
@@ -29,7 +29,7 @@ export class ClusterMap {
     const { view } = this.store;
     Object.assign(this, workersOf(view));
     Object.assign(this, nodesOf(view, this.workers));
-    this.listed = this.workers.length > 0 || view.fleet.total === 0;
+    this.listed = !view.simulated || this.workers.length >= view.fleet.total; // simulations list few nodes of many
     this.draw();
   }
 
@@ -44,10 +44,10 @@ export class ClusterMap {
   drawNodes(width) {
     this.made = layout(this.nodes, width, rem());
     drawMap(this.canvas, this.made, width, rem(), this.selected);
-    const acting = this.workers.filter((w) => w.state !== STATE.WAITS && w.state !== STATE.GONE).length;
+    const acting = this.workers.filter(acts).length;
     const lost = this.hidden ? `, ${plural(this.hidden, "node")} lost earlier not shown` : "";
-    const nodes = this.nodes.filter((node) => node.workers.length).length;
-    const epoch = `epoch ${count(this.store.view.epoch)}`;
+    const nodes = this.nodes.filter((node) => node.workers.some(acts)).length;
+    const epoch = `epoch ${count(newestEpoch(this.store.view))}`;
     setText(id("map-note"), `${epoch}: ${plural(acting, "worker")} on ${plural(nodes, "node")}${lost}`);
     this.legend(this.workerLegend());
   }
@@ -82,7 +82,7 @@ export class ClusterMap {
       .filter((_, i) => i === 0 || shades[i]);
     const base = Number.isFinite(this.medianS)
       ? [["", `own step time against the median, ${stepTime(this.medianS)}`], ...scale]
-      : [];
+      : [["", "own step times are not known"]];
     const states = [STATE.WARMS, STATE.WAITS, STATE.SLOW, STATE.STOPPED, STATE.GONE].map((state) => [
       `state-${state}`,
       STATE_TEXT[state],
@@ -194,6 +194,8 @@ export class ClusterMap {
   }
 }
 
+const newestEpoch = (view) => view.epochs.at(-1)?.epoch ?? view.epoch;
+const acts = (worker) => worker.state !== STATE.WAITS && worker.state !== STATE.GONE;
 const fills = (worker) => ![STATE.WAITS, STATE.STOPPED, STATE.GONE].includes(worker.state);
 
 export function fact() {

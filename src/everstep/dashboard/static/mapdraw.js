@@ -145,7 +145,7 @@ function writeCell(ctx, { worker, x, y, width, height }, colors, rem) {
   ctx.font = `600 ${0.8 * rem}px ${colors.font}`;
   ctx.fillText(worker.state === STATE.WAITS ? "spare" : `rank ${worker.rank}`, x + 0.4 * rem, y + height * 0.32);
   ctx.font = `${0.75 * rem}px ${colors.font}`;
-  const own = worker.ownS >= 0 ? stepTime(worker.ownS).replace("\u00a0", " ") : "no step yet";
+  const own = worker.ownS >= 0 ? stepTime(worker.ownS).replace("\u00a0", " ") : "acts";
   const text = words[worker.state] ?? (worker.state === STATE.SLOW ? `${own}, slow` : own);
   ctx.fillText(text, x + 0.4 * rem, y + height * 0.72, width - 0.6 * rem);
 }

@@ -45,8 +45,20 @@ export function gather(items, toPixel, width, apart) {
  * `marks`: {incidents, redone, open(items)} and `range()` -> [from, to] are asked for at each drawing.
  */
 export class Plot {
-  constructor({ title, format, axis = format, zero = false, lines, bands = [], readout, marks, range, zoom }) {
-    Object.assign(this, { title, format, axis, zero, lines, bands, readout, marks, range, zoom });
+  constructor({
+    title,
+    format,
+    axis = format,
+    zero = false,
+    banded = false,
+    lines,
+    bands = [],
+    readout,
+    marks,
+    range,
+    zoom,
+  }) {
+    Object.assign(this, { title, format, axis, zero, banded, lines, bands, readout, marks, range, zoom });
     this.data = [[], ...lines.map(() => [])];
     this.value = h("span", { class: "value" });
     this.more = h("span", { class: "more" });
@@ -130,7 +142,8 @@ export class Plot {
       label: line.label,
       stroke: token(line.color),
       width: line.width ?? 1.5,
-      points: { show: line.points ?? false },
+      points: { show: (u) => line.width !== 0 && u.data[0].length < 3 }, // too few for a line
+      paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       fill: line.fill ? faded(token(line.color), line.fill) : undefined,
     };
   }
@@ -142,8 +155,18 @@ export class Plot {
 
   heights(low, high) {
     if (low === null || low === undefined) return [0, 1];
+    [low, high] = this.within(low, high);
     const room = (high - (this.zero ? 0 : low)) * 0.08 || Math.abs(high) * 0.05 || 1;
     return this.zero ? [0, high + room] : [low - room, high + room];
+  }
+
+  /** Where a few steps of many were far off, the curve itself would be a flat line: their band may leave the chart. */
+  within(low, high) {
+    const middle = this.data.at(-1).filter((y) => y !== null);
+    if (!this.banded || !middle.length) return [low, high];
+    const [least, most] = [Math.min(...middle), Math.max(...middle)];
+    const far = Math.max(most - least, 0.1 * Math.abs(most));
+    return [Math.max(low, least - far), Math.min(high, most + far)];
   }
 
   /** Behind the curves: spans whose steps were made again, and a line for each incident. */

@@ -32,6 +32,11 @@ export class Store {
     return this.info?.mode === "live" && this.past === null && this.live?.exit_code === null;
   }
 
+  /** Nothing more comes: a record, shown up to where it ends. */
+  get isCut() {
+    return this.info?.mode !== "live" && this.live !== null && this.view.now_s >= this.live.now_s;
+  }
+
   /** Seconds of the job: those of the View, and what has passed since it came. */
   get now() {
     return this.isLive ? this.live.now_s + (performance.now() - this.liveMs) / 1000 : this.view.now_s;
@@ -58,7 +63,7 @@ export class Store {
         await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
       }
     }
-    if (this.info.mode !== "live") return this.glance();
+    if (this.info.mode !== "live") return this.whole();
     this.open();
     document.addEventListener("visibilitychange", () => this.looked());
   }
@@ -122,6 +127,14 @@ export class Store {
       this.take(await getJson("/api/view"));
     } catch (error) {
       this.fails(error.message);
+    }
+  }
+
+  /** A record's newest View; it is asked for until it comes. */
+  async whole() {
+    while (!this.live) {
+      await this.glance();
+      if (!this.live) await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }
 

@@ -17,6 +17,7 @@ export class TimeBar {
     this.at = 0;
     this.slider = id("slider");
     this.slider.addEventListener("input", () => this.seek(Number(this.slider.value)));
+    this.slider.addEventListener("change", () => this.keep());
     id("play").addEventListener("click", () => this.play(!this.playing));
     id("to-previous").addEventListener("click", () => this.jump(-1));
     id("to-next").addEventListener("click", () => this.jump(1));
@@ -40,11 +41,19 @@ export class TimeBar {
     if (!info || this.offered) return;
     this.offered = true;
     id("back-button").hidden = info.mode !== "live";
-    if (info.mode === "live") return;
+    const linked = location.hash.match(/^#\/at\/([\d.]+)$/);
+    if (info.mode === "live" && !linked) return;
     this.open();
-    const wanted = info.play || new URLSearchParams(location.search).has("play");
-    this.moved(wanted ? 0 : this.span);
-    if (wanted) this.play(true);
+    if (linked) return this.seek(Math.min(this.span, Number(linked[1])));
+    this.moved(info.play ? 0 : this.span);
+    if (info.play) this.play(true);
+  }
+
+  /** The moment goes into the address, so that it can be sent to somebody. */
+  keep() {
+    if (location.hash.startsWith("#/incident/")) return;
+    const newest = !this.shown || this.at >= this.span;
+    history.replaceState(null, "", newest ? "#/" : `#/at/${Math.round(this.at * 100) / 100}`);
   }
 
   open() {
@@ -80,6 +89,7 @@ export class TimeBar {
     document.body.classList.remove("has-time");
     setAttributes(id("back-button"), { "aria-pressed": "false" });
     this.store.goTo(null);
+    this.keep();
   }
 
   play(playing) {
@@ -87,7 +97,7 @@ export class TimeBar {
     clearInterval(this.timer);
     setText(id("play"), playing ? "Pause" : "Play");
     setAttributes(id("play"), { "aria-pressed": String(playing) });
-    if (!playing) return;
+    if (!playing) return this.keep();
     if (this.at >= this.span) this.seek(0);
     else this.seek(this.at);
     this.timer = setInterval(() => this.tick(), TICK_MS);
@@ -114,17 +124,21 @@ export class TimeBar {
   }
 
   step(share) {
-    if (this.shown) this.seek(Math.min(this.span, Math.max(0, this.at + share * this.span)));
+    if (!this.shown) return;
+    this.seek(Math.min(this.span, Math.max(0, this.at + share * this.span)));
+    this.keep();
   }
 
   /** To the moment at which the next or the previous incident opened. */
   jump(by) {
-    const opened = this.store.live.incidents.map((incident) => incident.opened_s);
+    const known = [...this.store.view.incidents, ...this.store.live.incidents]; // those of then, and the newest ones
+    const opened = known.map((incident) => incident.opened_s).sort((a, b) => a - b);
     const near = 1e-6 * this.span;
     const to = by > 0 ? opened.find((s) => s > this.at + near) : opened.findLast((s) => s < this.at - near);
     if (to === undefined) return announce(by > 0 ? "no later incident" : "no earlier incident");
     this.play(false);
     this.seek(to);
+    this.keep();
   }
 
   marks() {

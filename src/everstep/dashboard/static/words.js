@@ -5,6 +5,7 @@ import { duration, plural, ranges } from "./format.js";
 export const WATCHED = ["slow", "anomaly"]; // incidents for which nobody stops (core.events.WATCHED)
 const QUIET_S = 10; // without a step, and five times what a step takes: then the page says so
 const QUIET_STEPS = 5;
+const RECENT = 5; // bins
 
 const KINDS = {
   crash: "crash",
@@ -65,9 +66,12 @@ export function toll(incident) {
 
 export const total = (object) => Object.values(object).reduce((sum, x) => sum + x, 0);
 
-/** Is it training? `level`: ok, warn, bad, wait, done; `now`: seconds of the job; `live`: time passes by itself. */
-export function status(view, now, live) {
+/**
+ * Is it training? `level`: ok, warn, bad, wait, done; `now`: seconds of the job; `live`: time passes by itself;
+ * `cut`: nothing comes after this View. */
+export function status(view, now, live, cut = false) {
   if (view.exit_code !== null) return ended(view);
+  if (cut) return { level: "warn", label: "Broken off", detail: "the record stops without the job's end" };
   const open = view.incidents.filter(isOpen);
   const fault = open.filter(stops).at(-1);
   if (fault) return { level: "bad", label: "Recovering", detail: incidentTitle(fault), incident: fault.id };
@@ -103,10 +107,14 @@ export function fleet(view) {
   return { total: states.length, acting: num(0, 1, 3), spare: num(2), missing: num(4, 5), slow: num(3) };
 }
 
-/** Steps per second: the newest whole bin of its curve, else what the recent step time says. */
+/** Steps per second: the middle one of the curve's newest bins, else what the recent step time says. */
 export function throughput(view) {
   const curve = view.series.steps_per_s?.mean ?? [];
-  for (let i = curve.length - 1; i >= Math.max(0, curve.length - 3); i--) if (curve[i] > 0) return curve[i];
+  const newest = curve
+    .filter((x) => x > 0)
+    .slice(-RECENT)
+    .sort((a, b) => a - b);
+  if (newest.length) return newest[newest.length >> 1];
   return view.step_s > 0 ? 1 / view.step_s : NaN;
 }
 
