@@ -25,9 +25,9 @@ INTRO = f"""# Metrics
 This page is made from `src/everstep/observe/metrics.py`, the table of all names, by `python scripts/monitoring.py`.
 
 - Units are in the names: seconds, bytes, ratios (0 to 1). `_timestamp_seconds` are seconds since 1970.
-- Every series has the label `{JOB}`. No label has unbounded values: nothing is told by rank, node or incident (the
-  dashboard does); of a script's metrics the first {MAX_SCRIPT_METRICS} are told, of causes the greatest
-  {MAX_CAUSES}, the others as `other`.
+- Every series has the label `{JOB}`. No label has unbounded values: nothing is told by rank, node or incident
+  (the dashboard does); of metrics of the script the first {MAX_SCRIPT_METRICS} are told, of causes the greatest
+  {MAX_CAUSES} by name, the others as `other`.
 - A counter never becomes less. What may be put right later is a gauge: `everstep_accelerator_seconds` moves time from
   `productive` to `detection` once a fault is known. Use `delta` of it, not `rate`.
 - What is not known yet is not there, and so matches no alert.
@@ -43,19 +43,20 @@ SCRAPE = """
 
 ## Alerts
 
-| alert | severity | for | when |
+| alert | severity | when | for |
 |---|---|---|---|
 """
 OTEL = """
 ## OpenTelemetry
 
-`pip install 'everstep[otel]'`, then `everstep dashboard --otlp http://collector:4318`: the same metrics under the same
-names every 15 s over OTLP/HTTP, and a trace for each incident, half a minute after it is over: a span from the first
-sign to the first new step, one below it for each phase, events for its time line; kind, culprits, cause, answer and
-cost are attributes. Ids follow from the job and the incident, so what is sent twice (by a dashboard that was started
-again) is the same trace. OpenTelemetry's variables hold: `OTEL_EXPORTER_OTLP_HEADERS`,
-`OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_RESOURCE_ATTRIBUTES`. A collector that does not answer costs the job nothing:
-that is said once, the next round has the newest metrics, and the newest 256 incidents wait.
+`pip install 'everstep[otel]'`, then `everstep run --set dashboard.otlp=http://collector:4318`, or
+`everstep dashboard --otlp http://collector:4318`: the same metrics under the same names every 15 s over OTLP/HTTP, and
+a trace for each incident, half a minute after it is over: a span from the first sign to the first new step, one below
+it for each phase, events for its time line; kind, culprits, cause, answer and cost are attributes. Ids follow from the
+job and the incident, so what is sent twice (by a dashboard that was started again) is the same trace. OpenTelemetry's
+variables hold: `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_EXPORTER_OTLP_CERTIFICATE`, `OTEL_RESOURCE_ATTRIBUTES`. A collector
+that does not answer costs the job nothing: that is said once, the next round has the newest metrics, and the newest 256
+incidents wait.
 """
 
 
@@ -65,7 +66,7 @@ class Rule(NamedTuple):
     name: str
     expr: str
     severity: str
-    summary: str
+    when: str
     lasts: str
 
 
@@ -87,17 +88,7 @@ def read_rules(text: str) -> list[Rule]:
             found[-1][key] = ""
         elif found and value.strip() and not key.startswith("#"):
             found[-1][key] = value.strip().strip('"')
-    return [Rule(r["alert"], r["expr"].strip(), r["severity"], r["summary"], r.get("for", "0s")) for r in found]
-
-
-def plain(summary: str) -> str:
-    """Without the templates of Prometheus."""
-    text = summary.replace("{{ $labels.training_job }}: ", "").replace("{{ $labels.training_job }} ", "the job ")
-    while "{{" in text:
-        before, _, rest = text.partition("{{")
-        inside, _, after = rest.partition("}}")
-        text = before + ("…" if "$value" in inside else f"*{inside.strip().rpartition('.')[2]}*") + after
-    return text
+    return [Rule(r["alert"], r["expr"].strip(), r["severity"], r["when"], r.get("for", "0s")) for r in found]
 
 
 def page() -> str:
@@ -109,7 +100,8 @@ def page() -> str:
         parts.append(f"\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n{''.join(rows)}")
     parts.append(SCRAPE)
     for rule in read_rules(RULES.read_text(encoding="utf-8")):
-        parts.append(f"| {rule.name} | {rule.severity} | {rule.lasts} | {plain(rule.summary)} |\n")
+        lasts = "" if rule.lasts == "0s" else rule.lasts
+        parts.append(f"| {rule.name} | {rule.severity} | {rule.when} | {lasts} |\n")
     return "".join([*parts, OTEL])
 
 
@@ -244,9 +236,10 @@ def _variables() -> Iterator[dict[str, Any]]:
     )
     for name, label, series, key in wanted:
         query = {"query": f"label_values({series}, {key})", "refId": name}
+        several = {"multi": True, "includeAll": True, "current": {"text": ["All"], "value": ["$__all"]}}
         yield {
             "name": name, "label": label, "type": "query", "datasource": SOURCE, "query": query, "refresh": 2,
-            "multi": name == "metric", "includeAll": name == "metric", "sort": 1,
+            "sort": 1, **(several if name == "metric" else {}),
         }  # fmt: skip
 
 

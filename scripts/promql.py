@@ -22,7 +22,7 @@ STALE_S = 300.0  # a series without a newer sample is gone
 SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
 PAIR = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')
 TOKEN = re.compile(
-    r"\s*(?:(?P<range>\[\d+[smhd]\])|(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?|Inf|NaN)(?![\w])|(?P<word>[a-zA-Z_:][\w:]*)"
+    r"\s*(?:(?P<range>\[\d+[smhd]\])|(?P<number>\d+(?:\.\d+)?)(?![\w])|(?P<word>[a-zA-Z_:][\w:]*)"
     r'|(?P<matchers>\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})|(?P<sign>==|!=|<=|>=|[-+*/<>(),]))'
 )
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -164,8 +164,6 @@ class _Query:
         value: Value
         if function == "time":
             value = self.now_s
-        elif function == "abs":
-            value = _each(self.binary(0), abs)
         elif function in OVER_TIME:
             series = self.selected(self.take().text, None)
             values = {_nameless(labels): OVER_TIME[function](points) for labels, points in series.items()}
@@ -215,12 +213,6 @@ def _nameless(labels: Labels) -> Labels:
 
 def _only(labels: Labels, names: tuple[str, ...]) -> Labels:
     return frozenset(pair for pair in labels if pair[0] in names)
-
-
-def _each(value: Value, function: Callable[[float], float]) -> Value:
-    if isinstance(value, dict):
-        return {_nameless(labels): function(found) for labels, found in value.items()}
-    return function(value)
 
 
 def _combine(operator: str, left: Value, right: Value, on: tuple[str, ...] | None) -> Value:

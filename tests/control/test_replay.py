@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from everstep.control import lifecycle
+from everstep.control import lifecycle, tending
 from everstep.control.job import Command, Job, Note
-from everstep.control.replay import Past, replay
+from everstep.control.journal import Journal, read
+from everstep.control.replay import Past, past_of, replay
+from everstep.control.segments import Files
 from everstep.core import events as e
 from everstep.core.types import JobSpec, NodeReport
 from everstep.testing import schedules
@@ -50,7 +52,7 @@ def back(job: Job) -> Job:
     return found
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "12"))))
+@pytest.mark.parametrize("seed", range(10))
 def test_what_is_kept_and_read_back_goes_on_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a controller that begins with a kept state is the one that would have replayed everything."""
     undisturbed: list[str] = []
@@ -90,3 +92,36 @@ def test_what_is_kept_and_read_back_goes_on_the_same(seed: int, monkeypatch: pyt
         if entry.n % 20 == 10:
             kept.append(msgspec.msgpack.decode(msgspec.msgpack.encode(whole), type=Past))
     assert kept and all(past == whole for past in kept)
+
+
+def test_a_controller_begins_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the journal alone is read; what is kept by other code, or of a future that was lost, is not used."""
+    files, spec = Files(tmp_path / "journal.jsonl"), JobSpec("j", 1, 4)
+    with Journal.open(files.path, "j", 20_000) as journal:
+        for number in range(200):
+            report = msgspec.structs.replace(REPORT, node=f"n{number % 7}", seq=number)
+            for event in [e.JobSubmitted(spec), e.ControllerStarted(1)] if not number else [e.NodeReported(report)]:
+                journal.append(event, float(number), 0.0, 0)
+            if number == 120:
+                tending.tend(files.path, with_past=True)
+                kept = files.past.read_bytes()
+        last = journal.last
+    whole = Past.of(spec)
+    for entry in read(files.path):
+        whole.add(entry)
+    read_again: list[int] = []
+    add = Past.add
+    monkeypatch.setattr(Past, "add", lambda past, entry: (read_again.append(entry.n), add(past, entry))[1])
+    assert past_of(files.path, spec, last) == whole and read_again[0] == 123
+    tending.tend(files.path, with_past=True)
+    read_again.clear()
+    assert past_of(files.path, spec, last) == whole and read_again == []
+    files.past.write_bytes(kept)
+    assert past_of(files.path, msgspec.structs.replace(spec, max_nodes=5), last).spec.max_nodes == 5
+    assert read_again[0] == 1 and not files.past.exists()
+    files.past.write_bytes(kept)
+    assert past_of(files.path, spec, 100) == whole and not files.past.exists()
+    files.past.write_bytes(kept)
+    monkeypatch.setattr("everstep.control.replay.fingerprint", lambda: "other")
+    read_again.clear()
+    assert past_of(files.path, spec, last) == whole and read_again[0] == 1

@@ -39,15 +39,17 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_full_file_becomes_a_segment_and_all_read_on(path: Path) -> None:
-    closed: list[int] = []
+    grown: list[tuple[int, bool]] = []
     follower, seen = Follower(path), []
-    with Journal.open(path, "j", BYTES, lambda: closed.append(1)) as journal:
+    with Journal.open(path, "j", BYTES, lambda closed: grown.append((journal.last, closed))) as journal:
         for n in range(1, 101):
             assert journal.append(Ticked(), 1.0, 2e9, 3).n == n
             if n % 7 == 0:
                 seen += [entry.n for entry in follower.new()]
     files = Files(path)
-    assert files.numbers() == list(range(1, len(closed) + 1)) and len(closed) > 5
+    assert files.numbers() == list(range(1, len(files.numbers()) + 1)) and len(files.numbers()) > 5
+    assert [ends(files, number)[1] for number in files.numbers()] == [n for n, closed in grown if closed]
+    assert len(grown) > 3 * len(files.numbers())
     assert all(0.8 * BYTES < files.closed(number).stat().st_size <= BYTES for number in files.numbers())
     assert numbers(path) == list(range(1, 101))
     assert [*seen, *(entry.n for entry in follower.new())] == list(range(1, 101))
@@ -87,7 +89,7 @@ def without_an_active_file(files: Files) -> None:
 def in_a_draft(files: Files) -> None:
     """The tender died in the middle of a file."""
     files.next.write_bytes(b"{")
-    for name in (files.packed(1), files.view(1), files.past(1)):
+    for name in (files.packed(1), files.view(1), files.past):
         name.with_name(f"{name.name}.tmp").write_bytes(b"\x1f\x8b")
 
 

@@ -28,7 +28,7 @@ async def until(page: Page, wanted: Callable[[dict[str, Any]], bool]) -> dict[st
             return data
 
 
-def test_pages_are_told_what_changed(tmp_path: Path) -> None:
+def test_pages_are_told_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def look() -> None:
         with writing(tmp_path) as write:
             async with serving(tmp_path) as dash:
@@ -42,6 +42,9 @@ def test_pages_are_told_what_changed(tmp_path: Path) -> None:
                         assert change["incidents"][0]["id"] == "i1"
                         assert "job" not in change and "script" not in change
                     assert dash.stream.pages == 2
+                    monkeypatch.setattr(stream, "MAX_PAGES", 2)
+                    assert (await dash.ask("GET", "/api/stream")).status == 503
+                    monkeypatch.undo()
                     write(e.JobEnded(3, "crash loop"))
                     assert (await until(one, lambda data: "exit_code" in data))["exit_code"] == 3
                     assert await one() == ("end", {"exit_code": 3, "why": "crash loop", "stage": ""})

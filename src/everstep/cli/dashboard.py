@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 HOST, PORT = "127.0.0.1", 7070
 TOKEN = "dashboard.token"
 JOURNAL = "journal.jsonl"
+Flag = Annotated[bool, Parameter(negative=())]
 Names = Annotated[tuple[str, ...], Parameter(name="--name", negative=())]
 
 
 def dashboard(
     run: Path = LATEST, *, host: str = HOST, port: int = PORT, names: Names = (),
-    fd: Annotated[int, Parameter(show=False)] = -1,
+    private: Flag = False, fd: Annotated[int, Parameter(show=False)] = -1,
 ) -> int:  # fmt: skip
     """Serve the page that shows a job, live or recorded: RUN is its run folder, or a journal file.
 
@@ -45,12 +46,13 @@ def dashboard(
         host: where to listen. Elsewhere than on loopback everything needs the token in dashboard.token.
         port: any free one when it is taken.
         names: further host names by which browsers reach it, through a proxy; repeatable.
+        private: reading needs the token on loopback too.
         fd: a socket that listens already.
     """
-    return _serve(run, host, port, names, fd)
+    return _serve(run, host, port, names, private, fd)
 
 
-def replay(run: Path, *, host: str = HOST, port: int = PORT, names: Names = ()) -> int:
+def replay(run: Path, *, host: str = HOST, port: int = PORT, names: Names = (), private: Flag = False) -> int:
     """Serve the page that shows a job, and play its record from the start. Arguments as of `everstep dashboard`.
 
     Args:
@@ -58,8 +60,9 @@ def replay(run: Path, *, host: str = HOST, port: int = PORT, names: Names = ()) 
         host: where to listen.
         port: any free one when it is taken.
         names: further host names by which browsers reach it, through a proxy; repeatable.
+        private: reading needs the token on loopback too.
     """
-    return _serve(run, host, port, names, play=True)
+    return _serve(run, host, port, names, private, play=True)
 
 
 class Reach:
@@ -77,7 +80,9 @@ class Reach:
         return presence.launcher_lives(self._run, self._address)
 
 
-def _serve(run: Path, host: str, port: int, names: tuple[str, ...], fd: int = -1, play: bool = False) -> int:
+def _serve(
+    run: Path, host: str, port: int, names: tuple[str, ...], private: bool, fd: int = -1, play: bool = False
+) -> int:
     why = missing()
     if why:
         raise UsageError(f"no dashboard: {why}")
@@ -89,9 +94,11 @@ def _serve(run: Path, host: str, port: int, names: tuple[str, ...], fd: int = -1
     _require_journal(run, fd)
     reach = None if play else _reach(run)
     listener = socket.socket(fileno=fd) if fd >= 0 else listen_near(host, port)
-    secret, where = _token(folder)
     local = is_loopback(host)
-    guard = Guard(secret, {*names, *(() if local else (host, socket.gethostname()))}, open_reading=local)
+    secret, where = _token(folder, needed=reach is not None or private or not local)
+    guard = Guard(
+        secret, {*names, *(() if local else (host, socket.gethostname()))}, open_reading=local and not private
+    )
     newest = source.Source(run, reach.lives if reach else None)
     desk, notes = source.Desk("newest"), Notes()
     pages = stream.Stream(newest, desk)
@@ -100,7 +107,7 @@ def _serve(run: Path, host: str, port: int, names: tuple[str, ...], fd: int = -1
         past=source.Past(run), past_desk=source.Desk("past"), commands=reach, play=play,
     )  # fmt: skip
     if fd < 0:
-        print(f"everstep: dashboard at {url(listener, host)} {where}; Ctrl-C ends it", file=sys.stderr, flush=True)
+        print(f"everstep: dashboard at {url(listener, host)}{where}; Ctrl-C ends it", file=sys.stderr, flush=True)
     serve.run(app.make(site), listener, pages, notes)
     return 0
 
@@ -125,12 +132,14 @@ def _reach(run: Path) -> Reach | None:
     return Reach(run, address, grace_s)
 
 
-def _token(folder: Path) -> tuple[str, str]:
+def _token(folder: Path, needed: bool) -> tuple[str, str]:
     """The dashboard's token, made if there is none, and where it is, in words."""
+    if not needed:  # then there is no reason to write into a folder that may be somebody's archive
+        return secrets.token_hex(token.NUM_BYTES), ""
     path = folder / TOKEN
     try:
         secret = token.read_token(path) if path.exists() else token.create_token(path)
     except EverstepError as error:  # a record on a disk that cannot be written, or of somebody else
         secret = secrets.token_hex(token.NUM_BYTES).encode()
-        return secret.decode(), f"(token {secret.decode()}, for {error})"
-    return secret.decode(), f"(token in {path})"
+        return secret.decode(), f" (token {secret.decode()}, for {error})"
+    return secret.decode(), f" (token in {path})"

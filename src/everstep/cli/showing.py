@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +22,8 @@ from everstep.core.config import RunConfig
 from everstep.core.errors import UsageError
 
 NEEDED = ("starlette", "uvicorn")
-LIVES = 5  # a page that breaks this often does not come back
+DEATHS = 5  # one soon after the other; then it does not come back
+SOON_S = 60.0
 PAUSE_S = 1.0
 NICE = 10
 GOODBYE_S = 5.0  # it has low priority, and goes at once when nobody looks
@@ -76,23 +79,31 @@ class Showing:
 
     async def mind(self) -> None:
         """Keep one alive."""
-        for _ in range(LIVES):
-            self.process = await self._start()
+        deaths = 0  # one soon after the other
+        while deaths < DEATHS:
+            began_s = time.monotonic()
+            try:
+                self.process = await self._start()
+            except (OSError, subprocess.SubprocessError) as error:  # too many processes, say
+                print(f"everstep: the dashboard cannot be started: {error}", file=sys.stderr)
+                break
             status = await self.process.wait()
             if self._closing:
                 return
+            deaths = deaths + 1 if time.monotonic() < began_s + SOON_S else 1
+            print(f"everstep: the dashboard died (status {status}; {self._run_dir / LOG})", file=sys.stderr)
             await asyncio.sleep(PAUSE_S)
+        print("everstep: the dashboard does not come back", file=sys.stderr)
         self._listener.close()
-        log = self._run_dir / LOG
-        print(f"everstep: the dashboard died {LIVES} times, the last time with {status}; see {log}", file=sys.stderr)
 
     async def _start(self) -> asyncio.subprocess.Process:
         settings, fd = self._settings, self._listener.fileno()
-        names = [word for name in settings.names for word in ("--name", name)]
+        more = [word for name in settings.names for word in ("--name", name)]
+        more += ["--private"] if settings.private else []
         with self._log() as log:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "everstep", "dashboard", str(self._run_dir)),
-                *("--host", settings.host, "--fd", str(fd), *names),
+                *("--host", settings.host, "--fd", str(fd), *more),
                 pass_fds=[fd],
                 preexec_fn=self._begin,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -228,7 +228,7 @@ def simulate(case: Case, journal: Path | None = None, label: str = "") -> Any:
     if not journal.absolute().parent.is_dir():
         raise UsageError(f"--journal {journal}: there is no folder {journal.absolute().parent}")
     tender = Tender(journal)
-    with Journal.open(journal, scenario.job.name, on_closed=tender.closed) as book:
+    with Journal.open(journal, scenario.job.name, on_grown=tender.grown) as book:
 
         def sink(at_s: float, epoch: int, event: AnyEvent) -> None:
             book.append(event, at_s, at_s, epoch)

@@ -74,7 +74,7 @@ class Controller:
         self.spec = job_spec(config, job)
         self.tls = server_context(config)
         self.tender = Tender(run_dir / "journal.jsonl", replay=True)
-        self.journal = Journal.open(run_dir / "journal.jsonl", job, on_closed=self.tender.closed)
+        self.journal = Journal.open(run_dir / "journal.jsonl", job, on_grown=self.tender.grown)
         self.job = Job(self.spec)
         self.links: dict[str, Link] = {}
         self.greeted: set[str] = set()  # nodes that were sent their directive over the present link
@@ -104,7 +104,7 @@ class Controller:
 
     def _begin(self) -> None:
         """Replay an earlier life's journal, or begin the first."""
-        past = past_of(self.journal.path, self.spec)
+        past = past_of(self.journal.path, self.spec, self.journal.last)
         self.job, self.recovery, self.accounts, self.counted = past.job, past.recovery, past.accounts, past.counted
         self._new_epoch()
         adopted = (*self.stragglers.adopt(past.watched), *self.anomalies.adopt(past.watched, self.job))

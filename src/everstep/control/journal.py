@@ -29,20 +29,21 @@ from everstep.core.events import AnyEvent, Entry
 __all__ = ["SEGMENT_BYTES", "Follower", "Journal", "JournalError", "Reading", "ended", "inputs", "read"]
 
 SEGMENT_BYTES = 16 << 20
+TOLD = 8  # times in a segment
 TAIL = 1 << 16  # bytes looked at from the end, at a time, for the last whole line
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems without hard links say
 
 
-def _nobody() -> None:
-    """Nobody is told of closed segments."""
+def _nobody(_closed: bool) -> None:
+    """Nobody is told that it grows."""
 
 
 class Journal:
     """The journal open for appending, by this process only. `note` says what could not be as it should: what opening
     had to mend, and why the active file grows beyond its size; empty: nothing."""
 
-    def __init__(self, path: Path, fd: int, job: str, segment_bytes: int, on_closed: Callable[[], None]) -> None:
+    def __init__(self, path: Path, fd: int, job: str, segment_bytes: int, on_grown: Callable[[bool], None]) -> None:
         self.path = path
         self.job = job
         self.note = ""
@@ -52,16 +53,19 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._full = segment_bytes  # the active file is closed before it grows beyond that
         self._number = 1  # that it gets then
-        self._on_closed = on_closed
+        self._on_grown = on_grown
+        self._tell_at = self._size + segment_bytes // TOLD
         self._next = 1
         self._encoder = msgspec.json.Encoder()
         self._line = bytearray()
 
     @classmethod
     def open(
-        cls, path: Path, job: str, segment_bytes: int = SEGMENT_BYTES, on_closed: Callable[[], None] = _nobody
+        cls, path: Path, job: str, segment_bytes: int = SEGMENT_BYTES, on_grown: Callable[[bool], None] = _nobody
     ) -> Self:
-        """Create the journal, or continue after its last whole line. `on_closed` is called for each closed segment.
+        """Create the journal, or continue after its last whole line.
+
+        `on_grown` is called whenever an eighth of a segment was written, with whether one was closed.
 
         Raises JournalError when another process has it open, or it belongs to another job, or is damaged.
         """
@@ -73,7 +77,7 @@ class Journal:
             try:
                 _lock(path, fd)
                 if _is(path, fd):
-                    journal = cls(path, fd, job, segment_bytes, on_closed)
+                    journal = cls(path, fd, job, segment_bytes, on_grown)
                     journal._continue()
                     return journal
             except BaseException:
@@ -99,7 +103,15 @@ class Journal:
             raise self._failed(error, len(line)) from error
         self._size += len(line)
         self._next += 1
+        if self._size > self._tell_at:
+            closed, self._tell_at = not self._tell_at, self._size + self._segment_bytes // TOLD
+            self._on_grown(closed)
         return entry
+
+    @property
+    def last(self) -> int:
+        """Number of the newest entry."""
+        return self._next - 1
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -140,7 +152,7 @@ class Journal:
         os.close(self._fd)
         self._fd, self._size, self._full = fd, 0, self._segment_bytes
         self._number += 1
-        self._on_closed()
+        self._tell_at = 0
 
     def _exchange(self) -> int:
         """An empty active file, locked like the one before it."""

@@ -1,7 +1,7 @@
-"""What is kept beside a closed segment about everything up to its end: a line of JSON that tells where it belongs, then
+"""What is kept beside a journal about everything up to some entry: a line of JSON that tells where it belongs, then
 the packed state of a fold. A file appears whole or not at all.
 
-`Mark` heads the files that people's views begin with (`.view`), `PastMark` those of a new controller (`.past`).
+`Mark` heads the files that people's views begin with (`.view`), `PastMark` that of a new controller (`.past`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from everstep.control.reading import Place
 from everstep.core import events as e
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -67,9 +68,9 @@ class Mark(msgspec.Struct):
 
 
 class PastMark(msgspec.Struct):
-    """`code`: what made the state. Another version of the code may make another one, so it has to begin anew."""
+    """`place`: behind what it knows. `code` made the state: another version may make another one, and begins anew."""
 
-    n: int
+    place: Place
     code: str
 
 

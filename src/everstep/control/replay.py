@@ -3,10 +3,9 @@
 Inputs are in the journal before they are acted on, so the last one's records may be missing: its controller died in
 between. The machine is deterministic, so they are made again.
 
-A journal of weeks takes minutes to replay, so `Past` is kept at the end of each closed segment (control.tending), and a
-controller begins with the last one. It is a left fold: as what is read back equals what was written
-(tests/control/test_replay.py shows it over schedules), so does all that follows. Another version of the code, or
-another job, begins at the begin.
+A journal of weeks takes hours to replay, so `Past` is kept every few megabytes (control.tending), and a controller
+begins with that. It is a left fold: as what is read back equals what was written (tests/control/test_replay.py shows
+it over schedules), so does all that follows. Another version of the code, or another job, begins at the begin.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 
 from everstep.control import lifecycle, marks
 from everstep.control.job import Job, Note
-from everstep.control.reading import Follower, Place
+from everstep.control.reading import Place, Reader
 from everstep.control.recovery import Recovery
 from everstep.control.segments import Files, JournalError
 from everstep.core import events as e
@@ -94,39 +93,33 @@ def replay(spec: JobSpec, entries: Iterable[e.Entry]) -> Replayed:
     return Replayed(past.job, past.term, tuple(past.owed))
 
 
-def past_of(path: Path, spec: JobSpec) -> Past:
-    """All that the journal tells, from the last kept state on. Raises JournalError."""
+def past_of(path: Path, spec: JobSpec, last: int) -> Past:
+    """All that the journal tells up to its entry `last`, from the kept state on. Raises JournalError."""
     files = Files(path)
-    number, past = newest(files, files.numbers(), spec)
-    for entry in Follower(path, Place(number + 1, n=past.n) if number else None).entries():
+    found = kept(files)
+    if found is None or found[1].spec != spec or found[1].n > last:  # a machine that went down took the end with it
+        files.past.unlink(missing_ok=True)
+        found = Place(), Past.of(spec)
+    place, past = found
+    for entry in Reader(path, place).entries():
         past.add(entry)
     return past
 
 
-def newest(files: Files, numbers: Iterable[int], spec: JobSpec) -> tuple[int, Past]:
-    """The last of these segments at whose end a state is kept that is of use, and the state; 0: there is none."""
-    code = ""
-    for number in sorted(numbers, reverse=True):
-        mark = marks.head(files.past(number), marks.PastMark)
-        if mark is not None:
-            code = code or fingerprint()
-            past = load(files.past(number)) if mark.code == code else None
-            if past is not None and past.spec == spec and past.n == mark.n:
-                return number, past
-    return 0, Past.of(spec)
-
-
-def keep(files: Files, number: int, past: Past) -> None:
-    """At the end of this segment. Raises OSError."""
-    marks.write(files.past(number), marks.PastMark(past.n, fingerprint()), msgspec.msgpack.encode(past))
-
-
-def load(path: Path) -> Past | None:
-    data = marks.state(path)
+def kept(files: Files) -> tuple[Place, Past] | None:
+    """What was kept last, and where it is to be read on; None: nothing, or nothing of use for this code."""
+    mark, data = marks.head(files.past, marks.PastMark), marks.state(files.past)
+    if mark is None or data is None or mark.code != fingerprint():
+        return None
     try:
-        return msgspec.msgpack.decode(data, type=Past) if data is not None else None
+        return mark.place, msgspec.msgpack.decode(data, type=Past)
     except msgspec.DecodeError:
         return None
+
+
+def keep(files: Files, place: Place, past: Past) -> None:
+    """Raises OSError."""
+    marks.write(files.past, marks.PastMark(place, fingerprint()), msgspec.msgpack.encode(past))
 
 
 def fingerprint() -> str:

@@ -2,7 +2,7 @@
 
 Of `journal.jsonl` the closed ones are `journal-000001.jsonl`, `journal-000002.jsonl`, ..., as they were written, or
 `journal-000001.jsonl.gz`: compacted and compressed (control.tending). Beside them, `journal-000001.view` is what people
-see of the job at that segment's end, and `journal-000001.past` what a new controller knows of it.
+see of the job at that segment's end, and `journal.past` what a new controller has to know, up to some entry.
 
 A segment is closed by a link: for a moment it has two names, that of the active file too. Whoever dies then leaves it
 so; it counts as active, and the next controller takes the second name back.
@@ -39,6 +39,7 @@ class Files:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.next = path.with_name(f"{path.name}.next")  # becomes the active file
+        self.past = path.with_name(f"{path.stem}.past")
         self.lock = path.with_name(f"{path.name}.tending")
         self._pattern = re.compile(re.escape(path.stem) + r"-(\d{6,})" + re.escape(path.suffix) + r"(\.gz)?")
 
@@ -50,9 +51,6 @@ class Files:
 
     def view(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.stem}-{number:06d}.view")
-
-    def past(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.stem}-{number:06d}.past")
 
     def numbers(self) -> list[int]:
         """Of the closed segments, ascending. Raises FileNotFoundError without the folder."""

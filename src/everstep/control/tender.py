@@ -1,4 +1,4 @@
-"""Starts the process that tends a journal (control.tending) whenever a segment of it was closed.
+"""Starts the process that tends a journal (control.tending) whenever that has grown.
 
 It is apart from what it starts: a controller need not load all that makes views.
 """
@@ -15,15 +15,18 @@ class Tender:
 
     def __init__(self, path: Path, *, replay: bool = False) -> None:
         self._command = [sys.executable, "-m", "everstep.control.tending", str(path), *(["--replay"] if replay else [])]
+        self._replay = replay
         self._process: subprocess.Popen[bytes] | None = None
 
-    def closed(self) -> None:
-        """A segment was closed. One that is at work looks again before it ends."""
+    def grown(self, closed: bool) -> None:
+        """One that is at work looks again before it ends."""
+        if not (closed or self._replay):
+            return
         if self._process is not None and self._process.poll() is None:
             return
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        except OSError as error:  # it is done after the next segment
+        except OSError as error:  # it is tried again
             print(f"everstep: nobody tends the journal: {error}", file=sys.stderr)
 
     def stop(self) -> None:

@@ -1,10 +1,11 @@
-"""Looks after the closed segments of a journal, in a process of its own that leaves the processor to everybody else.
+"""Looks after a journal, in a process of its own that leaves the processor to everybody else.
 
 Run: python -m everstep.control.tending JOURNAL [--replay]
 
 At the end of each segment it keeps what people see of the job then (`.view`) and, with --replay, what a new controller
-has to know (`.past`). All segments but the newest closed one, which followers may be in, are compacted and packed. Each
-file appears whole or not at all and the old one goes last, so it may die at any moment; whoever tends next goes on.
+has to know up to now (`.past`). All segments but the newest closed one, which followers may be in, are compacted and
+packed. Each file appears whole or not at all and the old one goes last, so it may die at any moment; whoever tends next
+goes on.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ import msgspec
 from everstep.control import marks, replay
 from everstep.control.compaction import Line, compact
 from everstep.control.marks import Mark, TimeLine
-from everstep.control.reading import Reader, outline
+from everstep.control.reading import Place, Reader, outline
 from everstep.control.segments import Files, JournalError, Opened
 from everstep.core import events as e
-from everstep.core.types import JobSpec
 from everstep.observe.viewer import Viewer
 
 LEVEL = 6  # of zlib: 9 takes three times as long for 2 % less
@@ -37,10 +37,10 @@ def tend(path: Path, *, with_past: bool = False) -> None:
     files = Files(path)
     with _alone(files.lock):
         done: list[int] = []
-        while (numbers := files.numbers()) != done:
+        news = with_past
+        while (numbers := files.numbers()) != done or news:
+            news = with_past and keep_past(files)
             keep_views(files, numbers)
-            if with_past:
-                keep_pasts(files, numbers)
             for number in numbers[:-1]:
                 pack(files, number)
             done = numbers
@@ -82,22 +82,26 @@ def load_view(path: Path) -> Viewer | None:
         return None
 
 
-def keep_pasts(files: Files, numbers: list[int]) -> None:
-    """Nothing, for a journal that no controller wrote."""
-    spec = _spec(files, numbers)
-    if spec is None:
-        return
-    number, past = replay.newest(files, numbers, spec)
-    for number in (each for each in numbers if each > number):
-        for entry in entries_of(files, number):
-            past.add(entry)
-        replay.keep(files, number, past)
+def keep_past(files: Files) -> bool:
+    """Whether something was new. Never in a journal that no controller wrote."""
+    found = replay.kept(files) or _begin(files)
+    if found is None:
+        return False
+    place, past = found
+    reader, before = Reader(files.path, place), past.n
+    for entry in reader.entries():
+        past.add(entry)
+    if past.n > before:
+        replay.keep(files, reader.place, past)
+    return past.n > before
 
 
-def _spec(files: Files, numbers: list[int]) -> JobSpec | None:
-    """Of the job: it is the first entry."""
-    first = next(entries_of(files, numbers[0]), None) if numbers else None
-    return first.event.spec if first is not None and isinstance(first.event, e.JobSubmitted) else None
+def _begin(files: Files) -> tuple[Place, replay.Past] | None:
+    """The job is in the first entry."""
+    first = next(Reader(files.path).entries(), None)
+    if first is None or not isinstance(first.event, e.JobSubmitted):
+        return None
+    return Place(), replay.Past.of(first.event.spec)
 
 
 def entries_of(files: Files, number: int) -> Iterator[e.Entry]:

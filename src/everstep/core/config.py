@@ -144,6 +144,7 @@ class Dashboard(Group, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7070  # any free one when it is taken
     names: tuple[str, ...] = ()  # host names by which browsers reach it through a proxy
+    private: bool = False  # reading needs the token on loopback too: others work on this machine
 
 
 class Worker(Group, frozen=True):

@@ -99,7 +99,7 @@ class Guard:
 def _wrong_method(asked: Asked) -> Refusal | None:
     if asked.method in (("POST",) if asked.path.startswith(CONTROLS) else READ):
         return None
-    return Refusal(405, f"{asked.method[:20]} is not for {asked.path[:80]}")
+    return Refusal(405, f"{asked.method[:20]!r} is not for {asked.path[:80]!r}")
 
 
 def _is_visit(asked: Asked) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 EVERY_S = 1.0
 OFTEN = 100  # lines; from then on a line a minute does
 SELDOM_S = 60.0
+MOST_CHARS = 500
 
 
 class Notes(logging.Handler):
@@ -23,6 +24,10 @@ class Notes(logging.Handler):
         self._due_s = clock()
 
     def say(self, text: str) -> None:
+        """One line, whatever is in it: some of it comes from strangers."""
+        self._print("".join(char if char.isprintable() else "?" for char in text[:MOST_CHARS]))
+
+    def _print(self, text: str) -> None:
         now = self._clock()
         if now < self._due_s:
             self._unsaid += 1
@@ -33,4 +38,4 @@ class Notes(logging.Handler):
         self._due_s = now + (EVERY_S if self._said < OFTEN else SELDOM_S)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say(self.format(record))
+        self._print(self.format(record))

@@ -46,11 +46,14 @@ class Stream:
         """Follow the journal until closed. What this raises is a defect."""
         due_s = time.monotonic()
         while not self._closing:
+            began_s = time.monotonic()
             if self._pages:
                 await self.refresh()
             else:
                 self.followed += await self._desk.call(self._source.follow)
-            due_s = max(due_s + (EVERY_S if self._pages else IDLE_S), time.monotonic())
+            often = self._pages and not self._frame.over
+            now_s = time.monotonic()
+            due_s = max(due_s + (EVERY_S if often else IDLE_S), now_s + (now_s - began_s))  # half of a core at most
             self._wake.clear()
             try:
                 async with asyncio.timeout(due_s - time.monotonic()):

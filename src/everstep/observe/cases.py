@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
 from everstep.core import events as e
-from everstep.core.types import Blame
+from everstep.core.types import Blame, Verdict
 from everstep.observe.view import KEPT_EVENTS, KEPT_INCIDENTS, IncidentView, Moment, View
 
-KEPT_WHOLE = 48  # newest ones with time line, alternatives and evidence; `History.incident` has those of others
+KEPT_WHOLE = 24  # newest ones with time line, alternatives and evidence; `History.incident` has those of others
+KEPT_LONG = 8  # of these, the newest with a time line of up to KEPT_EVENTS lines; the others have
+KEPT_HEAD, KEPT_TAIL = 24, 8  # the first and the last ones
 KEPT_KINDS = 64  # different kinds and causes that are told apart
 KEPT_NAMES = 16  # culprits and files of an incident
 KEPT_SIGNS = 32
 SIGN_S = 300.0  # what happened so long before an incident can have been its sign
 RECENT_S = 60.0  # what a worker's place is filled again after
-LONG = 400  # characters of a text
+LONG, BRIEF = 240, 100  # characters of a text, and of one in an incident that is not kept whole
 OTHER = "other"
 PLANNED = ("drain", "grow", "stop")  # no fault
 ASIDE = (*e.WATCHED, "save-failed")  # nobody stops for these
@@ -76,7 +79,8 @@ class Cases(msgspec.Struct):
         """It belongs to an open incident of that node or worker, or to one that is opened soon."""
         for name in reversed(self.open):
             case = self.known[name]
-            if case.kind not in ASIDE and _concerns(case.culprits + case.collateral, sign):
+            mine = sign.ended and case.kind not in PLANNED  # who ends while the job stands still does so for that
+            if case.kind not in ASIDE and (mine or _concerns(case.culprits + case.collateral, sign)):
                 note(case, sign.at_s, "sign", sign.text)
                 return
         self.signs.append(sign)
@@ -96,7 +100,7 @@ class Cases(msgspec.Struct):
         """Those that are not listed any more from now on."""
         if event.incident in self.known:  # a new controller tells what the one before did not write down
             return []
-        culprits = event.culprits[:KEPT_NAMES]
+        culprits = _blames(event.culprits)
         case = IncidentView(
             event.incident, event.kind, view.epoch, at_s, _cut(event.why), culprits, first_sign_s=at_s
         )  # fmt: skip
@@ -132,8 +136,10 @@ class Cases(msgspec.Struct):
             case.first_sign_s = self.died[case.id] = min(ends)
 
     def _bound(self, view: View) -> list[IncidentView]:
+        if len(self.whole) > KEPT_LONG:
+            _shorten(self.known[self.whole[-KEPT_LONG - 1]])
         if len(self.whole) > KEPT_WHOLE:
-            strip(self.known[self.whole.pop(0)])
+            _strip(self.known[self.whole.pop(0)])
         dropped = []
         while len(view.incidents) > KEPT_INCIDENTS:
             n = next((n for n, case in enumerate(view.incidents) if case.outcome), 0)
@@ -153,8 +159,8 @@ class Cases(msgspec.Struct):
         for blame in event.culprits:
             if not any((blame.node, blame.rank) == (old.node, old.rank) for old in case.culprits):
                 _blamed(view, blame)
-        case.culprits = event.culprits[:KEPT_NAMES] or case.culprits
-        case.collateral = event.collateral[:KEPT_NAMES] or case.collateral
+        case.culprits = _blames(event.culprits) or case.culprits
+        case.collateral = _blames(event.collateral) or case.collateral
         if event.why and event.why != case.why:
             case.why = _cut(event.why)
             note(case, at_s, "detect", case.why)
@@ -171,14 +177,15 @@ class Cases(msgspec.Struct):
         if case is None:
             return
         before = self.cause(case)
-        case.cause, case.evidence = event.verdict, event.evidence[:KEPT_NAMES]
+        case.cause = _verdict(event.verdict)
+        case.evidence = tuple((name, _verdict(verdict)) for name, verdict in event.evidence[:KEPT_NAMES])
         note(case, at_s, "detect", f"cause found: {event.verdict.why}")
         self._recount(view, case, before)
 
     def judged(self, event: e.SlowJudged | e.AnomalyJudged, at_s: float) -> None:
         case = self.known.get(event.incident)
         if case is not None:
-            case.cause = case.cause or (event.verdict if event.verdict.culprits else None)
+            case.cause = case.cause or (_verdict(event.verdict) if event.verdict.culprits else None)
             note(case, at_s, "detect", event.verdict.why)
 
     def decided(self, event: e.Decided, at_s: float) -> None:
@@ -214,6 +221,8 @@ class Cases(msgspec.Struct):
             self.open.remove(event.incident)
         self.died.pop(event.incident, None)
         self._concerns_members(case, at_s)
+        if case.kind not in ASIDE:
+            self.signs = []  # whatever was seen belonged to it
         view.downtime_s += max(0.0, event.downtime_s) - max(0.0, case.downtime_s)
         case.closed_s, case.outcome, case.downtime_s = at_s, event.outcome or "closed", event.downtime_s
         case.phases, case.redone_steps = event.phases, event.redone_steps
@@ -235,10 +244,29 @@ def note(case: IncidentView, at_s: float, phase: str, text: str) -> None:
     lines.insert(n, line)
 
 
-def strip(case: IncidentView) -> None:
+def _blames(blames: tuple[Blame, ...], count: int = KEPT_NAMES, length: int = LONG) -> tuple[Blame, ...]:
+    kept = blames[:count]
+    if all(len(blame.detail) <= length for blame in kept):
+        return kept
+    return tuple(msgspec.structs.replace(blame, detail=_cut(blame.detail, length)) for blame in kept)
+
+
+def _verdict(verdict: Verdict, count: int = KEPT_NAMES, length: int = LONG) -> Verdict:
+    culprits = _blames(verdict.culprits, count, length)
+    return msgspec.structs.replace(verdict, culprits=culprits, why=_cut(verdict.why, length))
+
+
+def _shorten(case: IncidentView) -> None:
+    if len(case.timeline) > KEPT_HEAD + KEPT_TAIL:
+        case.timeline[KEPT_HEAD:-KEPT_TAIL] = []
+
+
+def _strip(case: IncidentView) -> None:
     """What takes room of one that is long over."""
     case.timeline, case.alternatives, case.evidence = [], (), ()
-    case.culprits, case.collateral, case.files = case.culprits[:4], case.collateral[:4], case.files[:4]
+    case.culprits, case.collateral = _blames(case.culprits, 2, BRIEF), _blames(case.collateral, 2, BRIEF)
+    case.why, case.answer_why, case.files = _cut(case.why, BRIEF), _cut(case.answer_why, BRIEF), case.files[:2]
+    case.cause = _verdict(case.cause, 1, BRIEF) if case.cause is not None else None
 
 
 def _concerns(blames: tuple[Blame, ...], sign: Sign) -> bool:
@@ -254,8 +282,13 @@ def _blamed(view: View, blame: Blame) -> None:
         node.incidents += 1
 
 
+def name_in(counts: Mapping[str, object], what: str) -> str:
+    """So that not more than so many things are told apart."""
+    return what if what in counts or len(counts) < KEPT_KINDS else OTHER
+
+
 def _more(counts: dict[str, int], what: str) -> None:
-    what = what if what in counts or len(counts) < KEPT_KINDS else OTHER
+    what = name_in(counts, what)
     counts[what] = counts.get(what, 0) + 1
 
 
@@ -266,5 +299,5 @@ def _less(counts: dict[str, int], what: str) -> None:
         del counts[what]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONG else f"{text[: LONG - 3]}..."
+def _cut(text: str, length: int = LONG) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."

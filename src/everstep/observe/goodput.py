@@ -250,7 +250,7 @@ class Goodput(msgspec.Struct):
             if segment.kind in STEPPING:
                 segment.kind, segment.owner = START, ""
         self.settle(self.now_s)
-        self.over = True
+        self.over, self.acting, self.open = True, 0, [Segment(self.now_s, 0, START)]
 
     # What is shown --------------------------------------------------------------------------------------
 

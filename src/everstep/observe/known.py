@@ -22,6 +22,7 @@ class Steps(msgspec.Struct):
     began: int = 0
     fresh: bool = True  # none was made in it
     saves: int = 0
+    saved_step: int = -1
     stalled_s: float = 0.0
     paces: list[tuple[float, int]] = []  # of the last intervals: seconds, steps
 

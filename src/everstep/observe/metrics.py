@@ -316,7 +316,7 @@ SAVE_METRICS = (
     gauge(
         "memory_step",
         "Newest step of which memory of the nodes keeps every role.",
-        lambda v: min(v.memory_steps.values(), default=None),
+        lambda v: known(min(v.memory_steps.values(), default=-1)),
     ),
 )
 GOODPUT_METRICS = (

@@ -105,9 +105,11 @@ class Places(msgspec.Struct):
         """A new epoch: every place of it gets a new process."""
         self.first = {member.node: member.first_rank for member in plan.members}
         self.world, self.epoch, self.formed = plan.world_size, plan.epoch, False
-        listed = self.world if plan.members else 0
-        self.uses, self.said = [ACT] * listed, [-1] * listed
         self.counts = [self.world, 0, 0, 0]
+        if not plan.members:  # simulated: nobody is listed
+            return
+        listed = self.world
+        self.uses, self.said = [ACT] * listed, [-1] * listed
         view.workers = Workers(
             [-1] * listed, [0] * listed, [0] * listed, [int(WorkerState.WARMS)] * listed, [-1] * listed,
             [-1.0] * listed, [0] * listed,

@@ -38,7 +38,7 @@ class Training:
             since_s = self._first(seen, made, max(0.0, min(first_s, made_at_s)))
         new = made - steps.made
         total = steps.first_total + made - 1
-        if seen.saves > steps.saves:
+        if seen.saves > steps.saves or seen.saved_step > steps.saved_step:
             self._saved(seen, at_s)
         if new > 0:
             steps.made = made
@@ -172,7 +172,8 @@ class Training:
     def _saved(self, seen: e.StepsSeen, at_s: float) -> None:
         """The script saves by itself: workers count what they finished."""
         steps, view = self.known.steps, self.view
-        new, steps.saves = seen.saves - steps.saves, seen.saves
+        new, steps.saves = max(0, seen.saves - steps.saves), max(steps.saves, seen.saves)
+        steps.saved_step = seen.saved_step
         if self.known.saves_told:
             return
         view.num_saves += new

@@ -16,7 +16,7 @@ from everstep.core.types import Blame, Verdict
 
 # Newest ones that are kept whole; all are counted, and `incident_places` tells where the others are.
 KEPT_INCIDENTS, KEPT_SAVES, KEPT_EPOCHS, KEPT_ALERTS = 256, 64, 64, 64
-KEPT_EVENTS = 200  # of one incident's time line
+KEPT_EVENTS = 120  # of one incident's time line
 POINTS = 720  # of a series; when it is full, neighbours become one
 
 

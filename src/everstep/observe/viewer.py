@@ -15,7 +15,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.observe import goodput as g
-from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign
+from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign, name_in
 from everstep.observe.known import VERSION, Known, Steps
 from everstep.observe.training import Training
 from everstep.observe.view import KEPT_ALERTS, KEPT_EPOCHS, AlertView, EpochView, View, WorkerState
@@ -85,6 +85,25 @@ class Viewer:
         self._ahead_s = max(0.0, now_s - self._goodput.now_s)
 
     @property
+    def now_s(self) -> float:
+        """Of the newest entry, in seconds since the submission."""
+        return self._goodput.now_s
+
+    @property
+    def accelerators(self) -> int:
+        """That the job has now, or wants; none once it ended."""
+        return 0 if self._view.ended else self._view.fleet.total
+
+    @property
+    def effective_s(self) -> float:
+        """Seconds in which steps were made that last."""
+        return self._goodput.effective(self._ahead_s)
+
+    def buckets(self) -> dict[str, float]:
+        """Those of the view, at less cost."""
+        return self._goodput.buckets(self._ahead_s)
+
+    @property
     def view(self) -> View:
         """Up to date. It is changed by later entries: encode or copy what must stay."""
         view, goodput = self._view, self._goodput
@@ -94,7 +113,7 @@ class Viewer:
         view.bucket_series = goodput.bins.shares()
         self._price(goodput.losses(ahead_s))
         wall_s = view.ended_s if view.ended else view.now_s
-        view.ettr = goodput.effective(ahead_s) / wall_s if wall_s > 0 else 0.0
+        view.ettr = self.effective_s / wall_s if wall_s > 0 else 0.0
         return view
 
     def _price(self, losses: dict[str, dict[str, float]]) -> None:
@@ -157,6 +176,8 @@ class Viewer:
         known.waits = event.new == "re-seating" and event.why.startswith(WAITS)
         if event.new in STANDS:
             self._stands(event.new)
+        elif event.new == "running" and event.old == "suspect" and not view.simulated:
+            self._goodput.relabel(self._goodput.last_s, at_s, g.PRODUCTIVE)  # it was unfounded
         elif event.new == "running" and self._makes_steps:
             self._goodput.resumed()
             known.owner = ""
@@ -241,7 +262,8 @@ class Viewer:
     def _opened(self, event: e.IncidentOpened, at_s: float) -> None:
         for case in self._cases.opened(self._view, event, at_s):
             cost = self._goodput.charged.pop(case.id, {})
-            cause, told = self._cases.cause(case), self._known.told_costs
+            told = self._known.told_costs
+            cause = name_in(told, self._cases.cause(case))
             told[cause] = told.get(cause, 0.0) + sum(cost.values())
         if self._goodput.missing and not self._goodput.short and event.kind not in ASIDE:
             self._known.lacks()

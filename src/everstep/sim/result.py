@@ -92,6 +92,8 @@ class Gathered:
     def result(self, engine: Engine) -> Result:
         books, scenario = engine.books, engine.scenario
         wall_s = engine.now
+        held = wall_s * books.total_nodes * books.per_node
+        assert abs(books.buckets.total - held) <= 1e-6 * held + 1e-6, "every accelerator-second is in one bucket"
         samples = books.progress.steps * engine.job.samples_per_step
         days = max(1, int(scenario.until_s / DAY_S))
         per_day = Counter(self.days[day] for day in range(days))

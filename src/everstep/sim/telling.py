@@ -53,7 +53,8 @@ class Teller:
             self._steps = made
             at_s = max(began_s, now - progress.part * books.pace().step_s) if lost else now
             stall_s = books.stalled_s - stalled_s
-            kept = max(-1, progress.durable(now).steps - steps)
+            durable = max((save.steps for save in progress.kept if save.durable_at_s <= now), default=-1)
+            kept = max(-1, durable - steps)
             self.say(
                 e.StepsSeen(
                     self.epoch, made, progress.steps, at_s, min(at_s, began_s + books.full_step_s),
