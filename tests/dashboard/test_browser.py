@@ -1,93 +1,19 @@
-"""The page in a real browser: it shows what happens at once, works by keyboard, on any screen, and asks nobody else.
-
-Needs Chromium at /usr/bin/chromium (Debian's); without it these tests are skipped.
-"""
+"""The page in a real browser: it shows what happens at once, works by keyboard, on any screen, and asks nobody else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import canned
 import fixture
 import pytest
+from browsing import SHOWN_MS, TRIES, Watched, show, shows
 from fixture import Server
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from everstep.observe.view import NodeState, NodeView, View
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
-SHOWN_MS = 1000.0
-TRIES = 3  # other work on the machine may delay one of them
-
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
-        yield started
-        started.close()
-
-
-class Watched:
-    """A page, and all that a page must not do: it is looked at when the test ends."""
-
-    def __init__(self, browser: Browser, host: str, width: int = 1280) -> None:
-        self.page: Page = browser.new_page(viewport={"width": width, "height": 900})
-        self.wrong: list[str] = []
-        self.page.on(
-            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
-        )
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda asked: None if asked.url.startswith(host) else self.wrong.append(asked.url))
-
-
-@pytest.fixture
-def opened(browser: Browser) -> Iterator[list[Watched]]:
-    """Pages of this test."""
-    pages: list[Watched] = []
-    yield pages
-    for watched in pages:
-        watched.page.close()
-        assert watched.wrong == []
-
-
-def show(browser: Browser, opened: list[Watched], server: Server, path: str = "/", width: int = 1280) -> Page:
-    watched = Watched(browser, server.url, width)
-    opened.append(watched)
-    watched.page.goto(server.url + path)
-    expect(watched.page.locator("#job")).not_to_be_empty()
-    return watched.page
-
-
-# In the page: from the arrival of a change until a text is there. Asked before the change is pushed.
-UNTIL = """([selector, text]) => new Promise((resolve) => {
-  let began = 0;
-  const look = () => {
-    if ([...document.querySelectorAll(selector)].some((found) => found.textContent.includes(text))) {
-      observer.disconnect();
-      resolve(performance.now() - began);
-    }
-  };
-  const observer = new MutationObserver(look);
-  observer.observe(document.body, { subtree: true, childList: true, characterData: true });
-  began = performance.now();
-  document.body.dataset.asked = text;
-})"""
-
-
-def shows(page: Page, server: Server, selector: str, text: str, **change: object) -> float:
-    """Milliseconds from the push of a change until the page has the text: the whole way."""
-    page.evaluate(f"(asked) => {{ globalThis.waiting = ({UNTIL})(asked); }}", [selector, text])
-    server.push(**change)
-    return float(page.evaluate("() => globalThis.waiting"))
 
 
 def calm() -> View:
@@ -99,13 +25,17 @@ def happen(page: Page, server: Server) -> list[float]:
     """A kill, its recovery, a hang, a drain and a standby's promotion; how long each took to be seen."""
     killed, nodes = canned.kill(at_s=100.0, is_open=True), server.view.nodes
     leaving = [NodeView("node2", NodeState.LEAVING, "drained", slots=2), *(n for n in nodes if n.name != "node2")]
-    epochs = server.view.epochs
+    after = canned.closed(killed)
+
+    def seen(selector: str, text: str, **change: object) -> float:
+        return shows(page, selector, text, lambda: server.push(**change))
+
     took = [
-        shows(page, server, "#status-label", "Recovering", incidents=[killed], num_incidents=1, now_s=100.1),
-        shows(page, server, "#incident-list .outcome", "recovered", incidents=[canned.closed(killed)], now_s=101.0),
-        shows(page, server, "#incident-list .what", "hang: rank 1", incidents=[canned.closed(killed), canned.hang()]),
-        shows(page, server, "#map-legend", "leaving nodes: 1", nodes=leaving),
-        shows(page, server, "#epoch-rows", "a standby was promoted", epochs=[*epochs[:-1], epochs[-1]]),
+        seen("#status-label", "Recovering", incidents=[killed], num_incidents=1, now_s=100.1),
+        seen("#incident-list .outcome", "recovered", incidents=[after], now_s=101.0),
+        seen("#incident-list .what", "hang: rank 1", incidents=[after, canned.hang()]),
+        seen("#map-legend", "leaving nodes: 1", nodes=leaving),
+        seen("#epoch-rows", "a standby was promoted", epochs=canned.small().epochs),
     ]
     return took
 
@@ -115,11 +45,10 @@ def test_shows_what_happens_within_a_second(browser: Browser, opened: list[Watch
     for _ in range(TRIES):
         view = calm()
         view.nodes[1] = NodeView("node2", slots=2)
-        last, view.epochs = view.epochs[-1], view.epochs[:-1]
+        view.epochs = view.epochs[:-1]
         with Server(view) as server:
-            page = show(browser, opened, server)
+            page = show(browser, opened, server.url)
             expect(page.locator("#status-label")).to_have_text("Training")
-            server.view.epochs = [*view.epochs, last]
             slowest.append(max(happen(page, server)))
             assert page.title().startswith("Training")
             page.goto("about:blank")  # its stream ends before its server does
@@ -133,7 +62,7 @@ def test_looks(browser: Browser, opened: list[Watched], name: str) -> None:
     """Nothing is cut, overlaps, is too wide or too pale, from a phone to a wall, in both themes."""
     view, mode = next((view, mode) for scene, view, mode in fixture.scenes() if scene == name)
     with Server(view, mode) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         wrong = audited(page)
         if name == "small":
             page.locator("#incident-list a").last.click()
@@ -158,7 +87,7 @@ def audited(page: Page) -> list[str]:
 
 def test_audit_finds_what_is_wrong(browser: Browser, opened: list[Watched]) -> None:
     with Server(canned.small()) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         page.evaluate("""() => {
             document.getElementById("about").style.color = "var(--page)";
             document.getElementById("job").style.cssText = "position: absolute; left: 12px; top: 12px";
@@ -172,7 +101,7 @@ def test_audit_finds_what_is_wrong(browser: Browser, opened: list[Watched]) -> N
 
 def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
     with Server(canned.large(), "recorded", at=lambda at: fixture.cut(canned.large(), at)) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         page.keyboard.press("Tab")
         expect(page.locator("#skip")).to_be_focused()
         page.keyboard.press("j")
@@ -200,7 +129,7 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
 
 def test_incident_from_a_mark_and_its_files(browser: Browser, opened: list[Watched]) -> None:
     with Server(canned.small()) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         page.locator("#charts .mark").first.click()
         expect(page.locator("#incident h2").first).to_have_text("crash: rank 3 on node2")
         for text in (
@@ -223,7 +152,7 @@ def test_incident_from_a_mark_and_its_files(browser: Browser, opened: list[Watch
 def test_controls(browser: Browser, opened: list[Watched]) -> None:
     """Only with the job's name and the token; what the server answers is shown."""
     with Server(canned.small()) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         page.get_by_role("button", name="Drain a node").click()
         page.get_by_label("node, rank").fill("node2")
         page.get_by_label("the token").fill("wrong")
@@ -248,7 +177,7 @@ def test_controls(browser: Browser, opened: list[Watched]) -> None:
 def test_slider(browser: Browser, opened: list[Watched]) -> None:
     view = canned.small()
     with Server(view, "recorded", at=lambda at: fixture.cut(view, at)) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         expect(page.locator("#incident-list li")).to_have_count(3)
         page.locator("#to-previous").click()
         page.locator("#to-previous").click()
@@ -263,7 +192,7 @@ def test_slider(browser: Browser, opened: list[Watched]) -> None:
 
 def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
     with Server(calm()) as server:
-        page = show(browser, opened, server)
+        page = show(browser, opened, server.url)
         port = int(server.url.rpartition(":")[2])
     expect(page.locator("#trouble")).to_contain_text("No news from the server")
     with Server(canned.small(), port=port):

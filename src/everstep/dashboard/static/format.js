@@ -55,10 +55,10 @@ export function stepTime(s) {
 /** Accelerator-seconds in the unit that suits: acc-s, acc-min, acc-h, and M (10^6) acc-h. */
 export function spent(acceleratorS) {
   if (!known(acceleratorS) || acceleratorS < 0) return UNKNOWN;
-  if (acceleratorS < 120) return `${significant(acceleratorS)}${SPACE}acc-s`;
-  if (acceleratorS < 7200) return `${significant(acceleratorS / 60)}${SPACE}acc-min`;
-  if (acceleratorS >= 3.6e9) return `${significant(acceleratorS / 3.6e9, 4)}${SPACE}M${SPACE}acc-h`;
-  return `${significant(acceleratorS / 3600)}${SPACE}acc-h`;
+  if (acceleratorS < 120) return `${significant(acceleratorS)}${SPACE}acc‑s`;
+  if (acceleratorS < 7200) return `${significant(acceleratorS / 60)}${SPACE}acc‑min`;
+  if (acceleratorS >= 3.6e9) return `${significant(acceleratorS / 3.6e9, 4)}${SPACE}M${SPACE}acc‑h`;
+  return `${significant(acceleratorS / 3600)}${SPACE}acc‑h`;
 }
 
 /** Steps a second, or a minute or an hour where that is easier to read. */

@@ -1,6 +1,6 @@
 // The first line: is it training? And the numbers that a person on call asks for next.
 
-import { h, keyed, setText } from "./dom.js";
+import { announce, h, keyed, setText } from "./dom.js";
 import { UNKNOWN, age, count, duration, percent, rate, significant, stepTime } from "./format.js";
 import { fleet, incidentTitle, remaining, status, throughput, toll } from "./words.js";
 
@@ -21,12 +21,15 @@ export class Head {
     const says = status(view, now, this.store.isLive, this.store.isCut);
     id("status").dataset.level = says.level;
     setText(id("status-label"), says.label);
+    if (this.level && this.level !== says.level) announce(`${says.label}. ${says.detail}`);
+    this.level = says.level;
     this.detail(says);
     setText(id("job"), view.job);
     setText(id("about"), about(view, now));
     keyed(id("tiles"), tiles(view, now), (tile) => `${tile.name} ${Boolean(tile.href)}`, makeTile);
     document.title = `${says.label} · ${view.job || "job"} · step ${count(view.step)}`;
     this.mode();
+    this.trouble(this.store.trouble);
   }
 
   detail(says) {
@@ -44,10 +47,11 @@ export class Head {
     setText(id("mode"), text ?? "");
   }
 
-  trouble(why) {
-    id("trouble").hidden = !why;
-    const since = this.store.live ? "; what you see may be old" : "";
-    setText(id("trouble"), why ? `No news from the server: ${why}${since}.` : "");
+  trouble(lost) {
+    const damage = this.store.info?.trouble;
+    id("trouble").hidden = !lost && !damage;
+    const old = this.store.live ? "; what you see may be old" : "";
+    setText(id("trouble"), lost ? `No news from the server: ${lost}${old}.` : damage ? `The record: ${damage}` : "");
   }
 }
 

@@ -1,6 +1,6 @@
 // One curve chart over the job's time: uPlot, with incidents marked above it and redone spans shaded behind it.
 
-import { h, onResize, perFrame, rem, setText, token } from "./dom.js";
+import { h, keyed, onResize, perFrame, rem, setText, token } from "./dom.js";
 import { duration } from "./format.js";
 
 const APART = 1.7; // rem: marks that are closer become one
@@ -191,12 +191,16 @@ export class Plot {
   mark(u) {
     const { incidents, open } = this.marks();
     const groups = gather(incidents, (s) => u.valToPos(s, "x"), u.over.clientWidth, APART * rem());
-    const key = groups.map((group) => `${group.x.toFixed(1)}:${group.items.at(-1).id}:${group.items.length}`).join(" ");
-    if (key === this.marked && u.over.contains(this.holder)) return;
-    this.marked = key;
-    this.holder?.remove();
-    this.holder = h("div", { class: "marks" }, ...groups.map((group) => markButton(group, open)));
-    u.over.append(this.holder);
+    if (!u.over.contains(this.holder)) {
+      this.holder = h("div", { class: "marks" });
+      u.over.append(this.holder);
+    }
+    keyed(
+      this.holder,
+      groups,
+      (group) => group.items[0].id,
+      () => markButton(open),
+    );
   }
 
   read(u) {
@@ -216,22 +220,20 @@ export class Plot {
   }
 }
 
-function markButton({ x, items }, open) {
-  const stops = items.some((item) => item.stops);
-  const label = items.length > 1 ? `${items.length} incidents, the last: ${items.at(-1).label}` : items[0].label;
-  const button = h(
-    "button",
-    {
-      type: "button",
-      tabindex: "-1",
-      class: `mark ${stops ? "bad" : "warn"}${items.length > 1 ? " many" : ""}`,
-      title: label,
-      onclick: () => open(items),
-      onmousedown: (event) => event.stopPropagation(),
-    },
-    items.length > 1 ? String(items.length) : "",
-  );
-  button.style.left = `${x}px`;
+/** It stays the same button while the curves move on: a press that takes a moment still counts. */
+function markButton(open) {
+  const button = h("button", { type: "button", tabindex: "-1", onmousedown: (event) => event.stopPropagation() });
+  let items = [];
+  button.addEventListener("click", () => open(items));
+  button.show = (group) => {
+    items = group.items;
+    const last = items.at(-1);
+    const many = items.length > 1;
+    button.className = `mark ${items.some((item) => item.stops) ? "bad" : "warn"}${many ? " many" : ""}`;
+    button.title = many ? `${items.length} incidents, the last: ${last.label}` : last.label;
+    button.style.left = `${group.x}px`;
+    setText(button, many ? String(items.length) : "");
+  };
   return button;
 }
 

@@ -94,7 +94,18 @@ export class Store {
     document.dispatchEvent(new CustomEvent("everstep-trouble", { detail: why }));
   }
 
+  /** The server may have begun anew, and know more of the job or of its record. */
+  async ask() {
+    try {
+      this.info = await getJson("/api/info");
+      this.fails("");
+    } catch (error) {
+      this.fails(error.message);
+    }
+  }
+
   take(view) {
+    if (this.live) this.ask();
     this.live = view;
     this.came();
     if (this.past === null) this.tell();

@@ -29,7 +29,8 @@ export function workersOf(view) {
   const medianS = median(acting);
   const workers = columns.states.map((state, rank) => ({
     rank,
-    state,
+    // Who has steps of its own acts, also where a formation's first step was not told of each member.
+    state: state === STATE.WARMS && columns.own_s[rank] >= 0 ? STATE.ACTS : state,
     node: columns.nodes[rank],
     local: columns.locals[rank] ?? -1,
     lives: columns.lives[rank] ?? 0,
