@@ -9,8 +9,9 @@ from browsing import CHROMIUM, FLAGS, Watched
 from playwright.sync_api import Browser, sync_playwright
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not longer: while Playwright is there, its event loop runs in this thread, and no other test may have one."""
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}")
     with sync_playwright() as play:
