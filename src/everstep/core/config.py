@@ -145,6 +145,16 @@ class Preflight(Group, frozen=True):
     descriptors: Count = 64  # fewer files that a process may open
 
 
+class Dashboard(Group, frozen=True):
+    """The page that shows the job, served beside the controller. Elsewhere than on loopback all of it needs a token."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7070  # any free one when it is taken
+    names: tuple[str, ...] = ()  # host names by which browsers reach it through a proxy
+    private: bool = False  # reading needs the token on loopback too: others work on this machine
+
+
 class Worker(Group, frozen=True):
     kind: Literal["script", "module", "program"] = "script"
     target: str = ""
@@ -170,6 +180,7 @@ class RunConfig(Group, frozen=True):
     worker: Worker = Worker()
     vault: Vault = Vault()
     preflight: Preflight = Preflight()
+    dashboard: Dashboard = Dashboard()
     env: dict[str, str] = {}  # added to every worker's environment, on top of its launcher's
     job: str = ""  # name; empty: the rendezvous id, else made up
     expect_steps: Count = 0  # a job that ends with fewer optimizer steps failed; 0: unknown
