@@ -5,10 +5,11 @@ The launcher of a job starts the first one too, as a process of low priority, wi
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ from everstep.core.errors import EverstepError, UsageError
 
 if TYPE_CHECKING:
     from everstep.dashboard.control import Question
+    from everstep.observe.view import View
 
 HOST, PORT = "127.0.0.1", 7070
 TOKEN = "dashboard.token"
@@ -37,7 +39,7 @@ Names = Annotated[tuple[str, ...], Parameter(name="--name", negative=())]
 
 def dashboard(
     run: Path = LATEST, *, host: str = HOST, port: int = PORT, names: Names = (),
-    private: Flag = False, fd: Annotated[int, Parameter(show=False)] = -1,
+    private: Flag = False, otlp: str = "", fd: Annotated[int, Parameter(show=False)] = -1,
 ) -> int:  # fmt: skip
     """Serve the page that shows a job, live or recorded: RUN is its run folder, or a journal file.
 
@@ -47,9 +49,10 @@ def dashboard(
         port: any free one when it is taken.
         names: further host names by which browsers reach it, through a proxy; repeatable.
         private: reading needs the token on loopback too.
+        otlp: http://HOST:PORT of an OpenTelemetry collector, which is sent metrics and a trace of each incident.
         fd: a socket that listens already.
     """
-    return _serve(run, host, port, names, private, fd)
+    return _serve(run, host, port, names, private, fd, otlp=otlp)
 
 
 def replay(run: Path, *, host: str = HOST, port: int = PORT, names: Names = (), private: Flag = False) -> int:
@@ -81,8 +84,9 @@ class Reach:
 
 
 def _serve(
-    run: Path, host: str, port: int, names: tuple[str, ...], private: bool, fd: int = -1, play: bool = False
-) -> int:
+    run: Path, host: str, port: int, names: tuple[str, ...], private: bool, fd: int = -1, play: bool = False,
+    otlp: str = "",
+) -> int:  # fmt: skip
     why = missing()
     if why:
         raise UsageError(f"no dashboard: {why}")
@@ -108,8 +112,29 @@ def _serve(
     )  # fmt: skip
     if fd < 0:
         print(f"everstep: dashboard at {url(listener, host)}{where}; Ctrl-C ends it", file=sys.stderr, flush=True)
-    serve.run(app.make(site), listener, pages, notes)
+    with _exporting(otlp, fd >= 0) as newest.shown:
+        serve.run(app.make(site), listener, pages, notes)
     return 0
+
+
+@contextlib.contextmanager
+def _exporting(otlp: str, beside: bool) -> Iterator[Callable[[View], None] | None]:
+    """Who is told each view. `beside` a job, what is wrong with the export must not take the page away."""
+    if not otlp:
+        yield None
+        return
+    from everstep.observe.otlp import OtlpExport
+
+    try:
+        export = OtlpExport(otlp)
+    except UsageError as error:
+        if not beside:
+            raise
+        print(f"everstep: {error}", file=sys.stderr, flush=True)
+        yield None
+        return
+    with export:
+        yield export.update
 
 
 def _require_journal(run: Path, fd: int) -> None:

@@ -100,6 +100,7 @@ class Showing:
         settings, fd = self._settings, self._listener.fileno()
         more = [word for name in settings.names for word in ("--name", name)]
         more += ["--private"] if settings.private else []
+        more += ["--otlp", settings.otlp] if settings.otlp else []
         with self._log() as log:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "everstep", "dashboard", str(self._run_dir)),

@@ -151,6 +151,7 @@ class Dashboard(Group, frozen=True):
     enabled: bool = True
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7070  # any free one when it is taken
+    otlp: str = ""  # http://HOST:PORT of an OpenTelemetry collector that is to hear of the job; empty: none
     names: tuple[str, ...] = ()  # host names by which browsers reach it through a proxy
     private: bool = False  # reading needs the token on loopback too: others work on this machine
 

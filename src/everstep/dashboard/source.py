@@ -60,6 +60,7 @@ class Source:
         self._moment: tuple[float, float] | None = None  # the job's time at its newest entry, and when that was read
         self._first = True
         self.trouble = ""  # with the journal, for people
+        self.shown: Callable[[View], None] | None = None  # is told each newest view, on the thread that makes it
 
     def follow(self) -> int:
         """Take in what the journal has got; how many entries. What is damaged is told, and what follows it is shown."""
@@ -80,13 +81,25 @@ class Source:
             self._moment = None
         return count
 
+    def idle(self) -> int:
+        """As `follow`, while no page is open."""
+        count = self.follow()
+        if self.shown is not None:
+            self._present()
+        return count
+
     def view(self) -> View:
         """As of now."""
         self.follow()
+        return self._present()
+
+    def _present(self) -> View:
         view = self._viewer.view
         if not self._over(view):
             self._viewer.until(self._now_s(view))
             view = self._viewer.view
+        if self.shown is not None and view.entries:
+            self.shown(view)
         return view
 
     def frame(self) -> Frame:

@@ -50,7 +50,7 @@ class Stream:
             if self._pages:
                 await self.refresh()
             else:
-                self.followed += await self._desk.call(self._source.follow)
+                self.followed += await self._desk.call(self._source.idle)
             now_s = time.monotonic()
             rest_s = now_s - began_s  # as long as the work took: half of a core at most
             due_s = max(due_s + (EVERY_S if self._pages else IDLE_S), now_s + rest_s)
