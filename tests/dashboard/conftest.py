@@ -1,4 +1,4 @@
-"""One browser for all tests of the page, and the pages of one test."""
+"""One browser for the tests of a module, and the pages of one test."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from browsing import CHROMIUM, FLAGS, Watched
 from playwright.sync_api import Browser, sync_playwright
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for longer: while it lives, a loop runs in this thread, and tests of other modules want theirs."""
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}")
     with sync_playwright() as play:

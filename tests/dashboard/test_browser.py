@@ -116,10 +116,19 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         page.keyboard.press("m")
         page.keyboard.press("n")
         expect(page.locator("#map-facts")).to_contain_text("217")
+        output = page.get_by_role("link", name="its output")
+        assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
         page.keyboard.press("n")
         page.keyboard.press("ArrowRight")
         expect(page.locator("#announcer")).to_contain_text("rank 504, ")
         expect(page.locator("#announcer")).to_contain_text("state gone")
+        page.get_by_role("button", name="As a table").click()
+        expect(page.locator("#node-rows th").first).to_have_text("gpu-a063.cluster")
+        page.locator("#node-sort").select_option("slow")
+        expect(page.locator("#node-rows th").first).to_have_text("gpu-a087.cluster")
+        page.locator("#node-filter").fill("a027")
+        expect(page.locator("#node-rows tr")).to_have_count(1)
+        page.locator("#map-title").click()  # out of the field
         page.keyboard.press("?")
         expect(page.locator("#help")).to_be_visible()
         page.keyboard.press("Escape")
@@ -186,8 +195,8 @@ def test_slider(browser: Browser, opened: list[Watched]) -> None:
         expect(page.locator("#moment")).to_contain_text("2\u00a0min 01\u00a0s of 12\u00a0min 20\u00a0s")
         page.locator("#speed").select_option("600")
         page.locator("#play").click()
-        expect(page.locator("#incident-list li")).to_have_count(3, timeout=20_000)
-        expect(page.locator("#play")).to_have_text("Play", timeout=20_000)
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        expect(page.locator("#play")).to_have_text("Play")
 
 
 def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
