@@ -1,4 +1,4 @@
-"""One browser for the tests of a module, and the pages of one test."""
+"""One browser for all tests of the page, and the pages of one test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not for longer: while it lives, a loop runs in this thread, and tests of other modules want theirs."""
+    """Not longer: while Playwright is there, its event loop runs in this thread, and no other test may have one."""
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}")
     with sync_playwright() as play:

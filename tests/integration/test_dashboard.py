@@ -23,7 +23,7 @@ class Page:
 
     def __init__(self, run: LocalRun) -> None:
         self.address = urlsplit(run.dashboard_url()).netloc
-        self.token = run.until(lambda: _read(run.run_dir / "dashboard.token"))
+        self.bearer = {"authorization": "Bearer " + run.until(lambda: _read(run.run_dir / "dashboard.token"))}
         self.view: dict[str, Any] = {}
         self.names: list[str] = []
         self.thread = threading.Thread(target=self._follow)
@@ -31,7 +31,7 @@ class Page:
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
         link = http.client.HTTPConnection(self.address, timeout=20)
-        ours = {"origin": f"http://{self.address}", "content-type": "application/json"}
+        ours = {"origin": f"http://{self.address}", "content-type": "application/json", **self.bearer}
         link.request(method, path, body and json.dumps(body), ours | headers)
         answer = link.getresponse()
         text = answer.read()
@@ -39,12 +39,11 @@ class Page:
         return answer.status, json.loads(text) if text.startswith(b"{") else text.decode()
 
     def control(self, verb: str, **wish: object) -> tuple[int, Any]:
-        bearer = {"authorization": f"Bearer {self.token}"}
-        return self.ask("POST", f"/api/control/{verb}", {"confirm": self.view["job"], **wish}, **bearer)
+        return self.ask("POST", f"/api/control/{verb}", {"confirm": self.view["job"], **wish})
 
     def _follow(self) -> None:
         link = http.client.HTTPConnection(self.address, timeout=20)
-        link.request("GET", "/api/stream")
+        link.request("GET", "/api/stream", headers=self.bearer)
         for name, data in _events(link.getresponse()):
             self.names.append(name)
             if name != "end":
@@ -67,7 +66,8 @@ def _read(path: Path) -> str:
 
 def test_a_job_is_seen_and_controlled(tmp_path: Path) -> None:
     """A worker dies, and the page shows it. The page's process dies, and nothing happens. Then stop."""
-    with LocalRun(tmp_path, TRAIN, "--nproc-per-node", "2", args=("--steps", "100000"), dashboard=True) as run:
+    options = ("--nproc-per-node", "2", "--set", "dashboard.private=true", "--set", "dashboard.names=['a.example']")
+    with LocalRun(tmp_path, TRAIN, *options, args=("--steps", "100000"), dashboard=True) as run:
         page = Page(run)
         run.until_step(3)
         run.until(lambda: page.view.get("step", -1) >= 3)
@@ -85,7 +85,8 @@ def test_a_job_is_seen_and_controlled(tmp_path: Path) -> None:
         page = Page(run)  # at the same address
         run.until(lambda: page.view)
         assert page.view["job"] == run.run_dir.name and page.ask("GET", "/api/info")[1]["controls"] is True
-        assert page.ask("POST", "/api/control/stop", {"confirm": page.view["job"]})[0] == 401
+        assert page.ask("GET", "/api/view", authorization="")[0] == 401
+        assert page.ask("GET", "/api/info", host="a.example", origin="http://a.example")[0] == 200
         status, answer = page.control("drain", target="node7")
         assert status == 409 and "node7" in answer["refused"]
         status, answer = page.control("stop")

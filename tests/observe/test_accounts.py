@@ -81,7 +81,7 @@ def with_steps(told: list[Told], chance: random.Random) -> list[e.Entry]:
     return entries
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 100_000))
 def test_buckets_add_up_after_every_entry_of_any_schedule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)

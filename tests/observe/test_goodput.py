@@ -135,6 +135,18 @@ def test_survivors_go_on_while_a_place_is_filled_again(told: Told) -> None:
     assert view.workers.roles == [0, 3, 1, 2]
 
 
+def test_a_place_that_was_drained_is_not_filled_again(told: Told) -> None:
+    told.seated(20, 1, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#0")
+    told.at(20, e.DrainAsked("n1/1"))
+    told.seated(20, 2, "n0/0#0", "n0/1#0", "n1/0#0")
+    told.at(25, e.StepsSeen(1, 15, 15, 25, 11), e.DrainAsked("n1/1", undo=True))
+    told.at(27, e.StepsSeen(1, 17, 17, 27, 11))
+    told.seated(27, 3, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#1")
+    told.at(28, e.StepsSeen(1, 18, 18, 28, 11))
+    expected = {Bucket.PRODUCTIVE: 36 + 3 * 7 + 4.0, Bucket.STANDBY: 5.0, Bucket.START: 40 + 2.0}
+    assert spent(told.view()) == BEGIN | expected
+
+
 def test_a_node_that_is_missing_is_waited_for_and_charged_to_its_loss(told: Told) -> None:
     told.at(21, e.NodeLost("n1", "i", NodeLoss.DIED))
     told.at(21, e.IncidentOpened("I1", "node-lost", (Blame(-1, "n1", "node lost: died"),), "lost n1"))
@@ -199,6 +211,19 @@ def test_what_goes_back_to_a_kept_state_is_redone(told: Told) -> None:
     assert (view.step, view.steps, view.redone_steps) == (10, 13, 6)
 
 
+def test_steps_that_were_taken_back_before_they_were_told(told: Told) -> None:
+    """Half of the 4 s since the newest step that was told went into two more, and one was under way."""
+    told.seated(20, 1, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#0")
+    told.fault(24, "re-seating", "corrupt")
+    told.at(25, e.StateRestored(2, 8, 12, 4), e.StageChanged("re-seating", "running"))
+    view = told.view()
+    redone = 4 * (2 + 1 + 2.0)
+    expected = BEGIN | {Bucket.PRODUCTIVE: 4 * 7.0, Bucket.REDONE: redone, Bucket.RECOVERY: 4.0, Bucket.DETECTION: 4.0}
+    assert spent(view) == expected
+    assert view.incidents[0].cost["redone work"] == pytest.approx(redone)
+    assert (view.step, view.steps, view.redone_steps) == (12, 12, 4)
+
+
 def test_an_epoch_that_began_at_zero_without_a_count(told: Told) -> None:
     """All that was done before is done again, and not what it has made since."""
     told.fault(20, "evicting")
@@ -208,7 +233,7 @@ def test_an_epoch_that_began_at_zero_without_a_count(told: Told) -> None:
     told.at(27, e.Alert("step-fell-back", "the step counter fell back"))
     view = told.view()
     assert spent(view) == BEGIN | {Bucket.PRODUCTIVE: 4 * 2.0, Bucket.REDONE: 36.0, Bucket.RECOVERY: 20.0}
-    assert view.redone_steps == 10
+    assert (view.redone_steps, view.step) == (10, 10)
 
 
 def test_a_spare_node_is_idle_and_takes_the_place_of_a_lost_one() -> None:

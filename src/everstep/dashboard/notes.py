@@ -32,7 +32,7 @@ class Notes(logging.Handler):
         if now < self._due_s:
             self._unsaid += 1
             return
-        more = f" (and {self._unsaid} other lines like this)" if self._unsaid else ""
+        more = f" (and {self._unsaid} more)" if self._unsaid else ""
         print(f"everstep: dashboard: {text}{more}", file=sys.stderr, flush=True)
         self._said, self._unsaid = self._said + 1, 0
         self._due_s = now + (EVERY_S if self._said < OFTEN else SELDOM_S)

@@ -54,6 +54,7 @@ class Goodput(msgspec.Struct):
     told: bool = False  # how much is lost to slow ones is told of the whole job, as `straggling`
     straggling: float = 0.0
     redundant: float = 0.0  # share of the rest of that time that is spent on redundancy
+    detected: float = 0.0  # booked as detection when nobody made steps any more, since the newest step
     stalled_s: float = 0.0  # since the newest step, in saves
     started: bool = False  # a step was made
     over: bool = False
@@ -186,7 +187,7 @@ class Goodput(msgspec.Struct):
         if step > self.made.step:
             self.made.add(step, at_s, self.loose, self.loose_s)
             self.loose = self.loose_s = 0.0
-        self.last_s = at_s
+        self.last_s, self.detected = at_s, 0.0
 
     def stopped(self, step_s: float, fault_s: float, owner: str) -> None:
         """A fault was seen: nobody makes steps from now on. What was under way is made again, at most one step and up
@@ -198,13 +199,24 @@ class Goodput(msgspec.Struct):
         for n, segment in enumerate(self.open):
             if segment.kind in STEPPING:
                 segment.kind, segment.owner = (REDONE if n < struck else DETECTION), owner
+        before = self.spent[DETECTION]
         self.settle(self.now_s)
+        self.detected = self.spent[DETECTION] - before
         self._undo(owner)
+
+    def unseen(self, seconds: float, owner: str) -> None:
+        """For so long after the newest step others were made, which nobody told of before they were taken back."""
+        spent = min(self.detected, seconds * self.acting)
+        self._move(DETECTION, REDONE, owner, self.last_s, self.now_s, spent)
+        self.detected -= spent
+        if self.open[-1].kind in STEPPING:
+            self.relabel(self.last_s, min(self.last_s + seconds, self.now_s), REDONE, owner)
+            self.settle(self.last_s + seconds)
 
     def _undo(self, owner: str) -> None:
         """Of a step under way some may be booked already."""
         self.effective_s -= self.loose_s
-        self._move(REDONE, owner, self.last_s, self.now_s, self.loose)
+        self._move(PRODUCTIVE, REDONE, owner, self.last_s, self.now_s, self.loose)
         self.loose = self.loose_s = 0.0
 
     def resumed(self) -> None:
@@ -216,7 +228,7 @@ class Goodput(msgspec.Struct):
         """Steps after this one are made again; the span of time in which they were made."""
         from_s, worth, seconds = self.made.back(step, self.last_s)
         self.effective_s -= seconds
-        self._move(REDONE, owner, from_s, self.last_s, worth)
+        self._move(PRODUCTIVE, REDONE, owner, from_s, self.last_s, worth)
         return from_s, self.last_s
 
     def lost_before(self, step: int, owner: str) -> tuple[float, float]:
@@ -224,15 +236,18 @@ class Goodput(msgspec.Struct):
         from_s = self.made.at_s[0]
         to_s, worth, seconds = self.made.forget(step)
         self.effective_s -= seconds
-        self._move(REDONE, owner, from_s, to_s, worth)
+        self._move(PRODUCTIVE, REDONE, owner, from_s, to_s, worth)
         return from_s, to_s
 
-    def _move(self, target: str, owner: str, from_s: float, to_s: float, spent: float) -> None:
+    def _move(self, source: str, target: str, owner: str, from_s: float, to_s: float, spent: float) -> None:
+        """What was booked turned out to be something else."""
         if spent > 0:
-            self.spent[PRODUCTIVE] -= spent
+            self.spent[source] -= spent
             self.spent[target] += spent
+            if source != PRODUCTIVE:
+                _add(self.charged, owner, source, -spent)
             _add(self.charged, owner, target, spent)
-            self.bins.move(PRODUCTIVE, target, from_s, to_s, spent)
+            self.bins.move(source, target, from_s, to_s, spent)
 
     def slowed(self, incident: str, slowdown: float, since: int) -> None:
         """A member takes `slowdown` of a usual step longer, since that step; all others wait for it."""
@@ -242,7 +257,7 @@ class Goodput(msgspec.Struct):
         if share > before and not self.told:
             from_s = self.made.at(since)[0]
             spent = self.made.scale(since, (1 - share) / (1 - before))
-            self._move(STRAGGLER, incident, from_s, self.last_s, spent)
+            self._move(PRODUCTIVE, STRAGGLER, incident, from_s, self.last_s, spent)
 
     def ended(self) -> None:
         """The job has: what comes after its newest step is its end, and nothing is counted any more."""

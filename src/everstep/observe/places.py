@@ -29,6 +29,8 @@ class Places(msgspec.Struct):
     uses: list[int] = []  # of each rank
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * 4)  # of each use
     said: list[int] = []  # of each rank: life and stage in the newest report, as a number
+    drained: list[str] = []  # places that a person or the policy wants empty: node/local_rank
+    vacant: list[int] = []  # ranks of these
     slots: int = 1  # of a node
     here: int = 0  # nodes
     here_slots: int = 0
@@ -79,12 +81,33 @@ class Places(msgspec.Struct):
             self._standbys(view)
         self._forget(view)
 
+    def empty(self, view: View, place: str, undo: bool) -> None:
+        """Nobody is to be in this place any more, or somebody again."""
+        if undo and place in self.drained:
+            self.drained.remove(place)
+        elif not undo and place not in self.drained:
+            self.drained.append(place)
+        self._vacate(view)
+
+    def _vacate(self, view: View) -> None:
+        before, self.vacant = self.vacant, []
+        for place in self.drained:
+            node, _, local = place.rpartition("/")
+            rank = self.first.get(node, -1) + int(local)
+            if node in self.first and rank < len(self.uses):
+                self.vacant.append(rank)
+        for rank in {*before, *self.vacant}:
+            if rank < len(self.uses):
+                self._use(rank, self._use_of(view, rank))
+
     def leaving(self, view: View, target: str, undo: bool, at_s: float) -> None:
         n = self.at.get(target)
         if n is not None and view.nodes[n].state is not NodeState.LOST:
             node = view.nodes[n]
             staying = NodeState.UP if node.first_rank >= 0 else NodeState.SPARE
-            node.state, node.since_s = staying if undo else NodeState.LEAVING, at_s
+            state = staying if undo else NodeState.LEAVING
+            if state is not node.state:
+                node.state, node.since_s = state, at_s
 
     def _forget(self, view: View) -> None:
         """Of nodes that are gone (of simulated ones: of all) only the newest are listed."""
@@ -127,6 +150,7 @@ class Places(msgspec.Struct):
         for node in view.nodes:
             if node.first_rank < 0 and node.state is NodeState.UP:
                 node.state, node.since_s = NodeState.SPARE, at_s
+        self._vacate(view)
         self._standbys(view)
 
     def amended(self, view: View, plan: EpochPlan, at_s: float) -> None:
@@ -189,7 +213,8 @@ class Places(msgspec.Struct):
             return GONE
         if not self.formed or view.workers.roles[rank] >= 0:
             return ACT
-        return WAIT if view.workers.states[rank] == WorkerState.WAITS else WARM
+        waits = view.workers.states[rank] == WorkerState.WAITS or rank in self.vacant
+        return WAIT if waits else WARM
 
     def _use(self, rank: int, use: int) -> None:
         before = self.uses[rank]

@@ -112,6 +112,12 @@ class Training:
         self.cases.tell(at_s, "recover", f"{text}: {event.lost} steps are made again" if event.lost else text)
         if steps.fresh:
             steps.began = event.step
+        unseen = event.lost - max(0, made.step - event.step)
+        if unseen > 0 and self.goodput.started:
+            self.view.steps += unseen
+            self.view.redone_steps += unseen
+            self.view.step = max(self.view.step, event.before)
+            self.goodput.unseen(unseen * self.view.step_s, self._owner())
         if event.step < made.step:
             if not steps.fresh:
                 steps.made = max(0, event.step - steps.first_total + 1)
@@ -125,6 +131,7 @@ class Training:
         self.view.redone_steps += before
         self._redone(*self.goodput.lost_before(before, self._owner()))
         steps.first_total = 1
+        self.view.step = max(before, steps.made)
 
     def resumed(self, event: e.StepResumed, at_s: float) -> None:
         gap = f", {event.gap_s:.3f} s after the one before" if event.gap_s > 0 else ""

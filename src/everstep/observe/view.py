@@ -178,7 +178,7 @@ class View(msgspec.Struct):
     step: int = -1  # highest of the job
     goal: int = 0  # steps at which it ends, 0: not known
     steps: int = 0  # made, redone ones included
-    redone_steps: int = 0
+    redone_steps: int = 0  # that rollbacks took back: they are made again, or will be
     step_s: float = 0.0  # recent
     last_step_s: float = -1.0  # when it was made
     metrics: dict[str, float] = {}  # newest values that the script logged

@@ -308,7 +308,11 @@ class Viewer:
         self._count()
 
     def _drains(self, event: e.DrainAsked, at_s: float) -> None:
-        self._places.leaving(self._view, event.target, event.undo, at_s)
+        if "/" in event.target:
+            self._places.empty(self._view, event.target, event.undo)
+            self._count()
+        else:
+            self._places.leaving(self._view, event.target, event.undo, at_s)
         what = "may be used again" if event.undo else "is asked to leave"
         self._cases.sign(Sign(at_s, event.target.partition("/")[0], -1, f"{event.target} {what}"))
 
