@@ -200,12 +200,15 @@ def test_slider(browser: Browser, opened: list[Watched]) -> None:
 
 
 def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
+    """Unless the job has ended: then nothing more is to come."""
     with Server(calm()) as server:
         page = show(browser, opened, server.url)
         port = int(server.url.rpartition(":")[2])
     expect(page.locator("#trouble")).to_contain_text("No news from the server")
-    with Server(canned.small(), port=port):
-        expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
+    with Server(canned.small(), port=port) as server:
+        expect(page.locator("#trouble")).to_be_hidden()
         expect(page.locator("#incident-list li")).to_have_count(3)
-        page.goto("about:blank")
+        server.push(exit_code=0, stage="finished")
+        expect(page.locator("#status-label")).to_have_text("Finished")
+    expect(page.locator("#trouble")).to_contain_text("The job has ended, and its server with it")
     opened[0].wrong.clear()  # the browser logs that nobody answered
