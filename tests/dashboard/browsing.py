@@ -12,6 +12,8 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+expect.set_options(timeout=20_000)  # other work may delay a page
+
 SHOWN_MS = 1000.0
 TRIES = 3  # other work on the machine may delay one of them
 

@@ -116,10 +116,19 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         page.keyboard.press("m")
         page.keyboard.press("n")
         expect(page.locator("#map-facts")).to_contain_text("217")
+        output = page.get_by_role("link", name="its output")
+        assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
         page.keyboard.press("n")
         page.keyboard.press("ArrowRight")
         expect(page.locator("#announcer")).to_contain_text("rank 504, ")
         expect(page.locator("#announcer")).to_contain_text("state gone")
+        page.get_by_role("button", name="As a table").click()
+        expect(page.locator("#node-rows th").first).to_have_text("gpu-a063.cluster")
+        page.locator("#node-sort").select_option("slow")
+        expect(page.locator("#node-rows th").first).to_have_text("gpu-a087.cluster")
+        page.locator("#node-filter").fill("a027")
+        expect(page.locator("#node-rows tr")).to_have_count(1)
+        page.locator("#map-title").click()  # out of the field
         page.keyboard.press("?")
         expect(page.locator("#help")).to_be_visible()
         page.keyboard.press("Escape")
@@ -186,17 +195,20 @@ def test_slider(browser: Browser, opened: list[Watched]) -> None:
         expect(page.locator("#moment")).to_contain_text("2\u00a0min 01\u00a0s of 12\u00a0min 20\u00a0s")
         page.locator("#speed").select_option("600")
         page.locator("#play").click()
-        expect(page.locator("#incident-list li")).to_have_count(3, timeout=20_000)
-        expect(page.locator("#play")).to_have_text("Play", timeout=20_000)
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        expect(page.locator("#play")).to_have_text("Play")
 
 
 def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
+    """Unless the job has ended: then nothing more is to come."""
     with Server(calm()) as server:
         page = show(browser, opened, server.url)
         port = int(server.url.rpartition(":")[2])
     expect(page.locator("#trouble")).to_contain_text("No news from the server")
-    with Server(canned.small(), port=port):
-        expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
+    with Server(canned.small(), port=port) as server:
+        expect(page.locator("#trouble")).to_be_hidden()
         expect(page.locator("#incident-list li")).to_have_count(3)
-        page.goto("about:blank")
+        server.push(exit_code=0, stage="finished")
+        expect(page.locator("#status-label")).to_have_text("Finished")
+    expect(page.locator("#trouble")).to_contain_text("The job has ended, and its server with it")
     opened[0].wrong.clear()  # the browser logs that nobody answered

@@ -4,6 +4,8 @@ import { announce, h, keyed, setText } from "./dom.js";
 import { UNKNOWN, age, count, duration, percent, rate, significant, stepTime } from "./format.js";
 import { fleet, incidentTitle, remaining, status, throughput, toll } from "./words.js";
 
+const OVER =
+  "The job has ended, and its server with it: this is the last of it. `everstep dashboard` shows its record.";
 const PATIENCE_MS = 1500; // long records take their time
 const id = (name) => document.getElementById(name);
 
@@ -49,7 +51,10 @@ export class Head {
 
   trouble(lost) {
     const damage = this.store.info?.trouble;
-    id("trouble").hidden = !lost && !damage;
+    const { over } = this.store;
+    id("trouble").hidden = !lost && !damage && !over;
+    id("trouble").classList.toggle("calm", over);
+    if (over) return setText(id("trouble"), OVER);
     const old = this.store.live ? "; what you see may be old" : "";
     setText(id("trouble"), lost ? `No news from the server: ${lost}${old}.` : damage ? `The record: ${damage}` : "");
   }

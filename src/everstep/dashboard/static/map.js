@@ -7,6 +7,7 @@ import { layout, waffleLayout } from "./maplayout.js";
 import { SLOWER, STATE, STATE_TEXT, TROUBLE, nodesOf, waffle, workersOf } from "./workers.js";
 
 const id = (name) => document.getElementById(name);
+const WRITTEN = ["stdout.log", "stderr.log", "stacks.txt"];
 const WAFFLE_CELLS = 2400;
 const FIELDS = ["workers", "nodes", "fleet", "epochs"];
 
@@ -144,6 +145,7 @@ export class ClusterMap {
     else if (event.key === "n") this.select(this.nextTrouble());
     else if (event.key === "Escape" && this.selected >= 0) this.select(-1);
     else return;
+    requestAnimationFrame(() => id("map-facts").scrollIntoView({ block: "nearest" }));
     event.preventDefault();
     event.stopPropagation();
   }
@@ -165,8 +167,23 @@ export class ClusterMap {
   facts() {
     const worker = this.workers?.[this.hovered >= 0 ? this.hovered : this.selected];
     id("map-facts").hidden = !worker;
+    this.links();
     if (!worker) return;
     keyed(id("map-facts"), this.describe(worker), ([name]) => name, fact);
+  }
+
+  /** What the selected worker wrote, where its node shares the run folder: that of its newest process. */
+  links() {
+    const { view, info } = this.store;
+    const worker = this.workers?.[this.selected];
+    const node = view.nodes[worker?.node];
+    id("map-links").hidden = !node || info.mode === "simulated";
+    if (!node) return;
+    const place = worker.lives > 0 ? `${worker.local}.${worker.lives}` : `${worker.local}`;
+    const folder = ["logs", node.name, `attempt_${view.epoch}`, place].map(encodeURIComponent).join("/");
+    [...id("map-links").children].forEach((link, i) => {
+      link.href = `/api/file/${folder}/${WRITTEN[i]}`;
+    });
   }
 
   describe(worker) {
@@ -177,7 +194,7 @@ export class ClusterMap {
         worker.state === STATE.WAITS ? "standby" : "rank",
         worker.state === STATE.WAITS ? `on ${node?.name}` : count(worker.rank),
       ],
-      ["node", node ? `${node.name}${node.state === "up" ? "" : ` (${node.state})`}` : "unknown"],
+      ["node", node ? placeOf(node) : "unknown"],
       ["state", STATE_TEXT[worker.state]],
       ["own step time", worker.ownS >= 0 ? stepTime(worker.ownS) + ratio : "not known"],
       ["memory", bytes(worker.rss)],
@@ -195,6 +212,7 @@ export class ClusterMap {
 }
 
 const newestEpoch = (view) => view.epochs.at(-1)?.epoch ?? view.epoch;
+const placeOf = (node) => [node.name, node.address, node.state === "up" ? "" : node.state].filter(Boolean).join(", ");
 const acts = (worker) => worker.state !== STATE.WAITS && worker.state !== STATE.GONE;
 const fills = (worker) => ![STATE.WAITS, STATE.STOPPED, STATE.GONE].includes(worker.state);
 

@@ -1,7 +1,7 @@
 // The cluster as a table: nodes with trouble first, and one can be looked for by its name.
 
 import { h, keyed, setAttributes, setText } from "./dom.js";
-import { UNKNOWN, bytes, count, duration, plural, ranges, significant, stepTime } from "./format.js";
+import { UNKNOWN, bytes, clock, count, plural, ranges, significant, stepTime } from "./format.js";
 import { nodesOf, severity, workersOf } from "./workers.js";
 
 const id = (name) => document.getElementById(name);
@@ -13,7 +13,9 @@ export class NodeTable {
     this.button = id("map-table-button");
     this.filter = id("node-filter");
     this.button.addEventListener("click", () => this.toggle());
+    this.sort = id("node-sort");
     this.filter.addEventListener("input", () => this.draw());
+    this.sort.addEventListener("change", () => this.draw());
     store.on((changed) => (changed.has("nodes") || changed.has("workers")) && this.draw());
   }
 
@@ -31,8 +33,8 @@ export class NodeTable {
     const wanted = this.filter.value.trim().toLowerCase();
     const { nodes } = nodesOf(this.store.view, workers);
     const found = nodes.filter((node) => node.name.toLowerCase().includes(wanted));
-    found.sort((a, b) => severity(b) - severity(a));
-    for (const node of found) node.medianS = medianS;
+    found.sort(ORDERS[this.sort.value]);
+    for (const node of found) Object.assign(node, { medianS, wall: this.store.view.submitted_wall_s });
     keyed(id("node-rows"), found.slice(0, MOST), (node) => node.name, row);
     const rest = found.length - MOST;
     setText(
@@ -41,6 +43,17 @@ export class NodeTable {
     );
   }
 }
+
+const slowest = (node) => Math.max(-1, ...node.workers.map((w) => w.ownS));
+const memory = (node) => node.workers.reduce((sum, w) => sum + w.rss, 0);
+
+const ORDERS = {
+  trouble: (a, b) => severity(b) - severity(a),
+  slow: (a, b) => slowest(b) - slowest(a),
+  memory: (a, b) => memory(b) - memory(a),
+  incidents: (a, b) => b.incidents - a.incidents,
+  name: (a, b) => a.name.localeCompare(b.name, "en", { numeric: true }),
+};
 
 function row() {
   const cells = [
@@ -53,9 +66,12 @@ function row() {
 }
 
 function texts(node) {
-  const slowest = Math.max(-1, ...node.workers.map((w) => w.ownS));
-  const memory = node.workers.reduce((sum, w) => sum + w.rss, 0);
-  const state = [node.state, node.state === "lost" ? node.how : "", `since ${duration(node.since_s)}`].filter(Boolean);
+  const slow = slowest(node);
+  const state = [
+    node.state,
+    node.state === "lost" ? node.how : "",
+    node.since_s > 0 ? `since ${clock(node.wall, node.since_s)}` : "",
+  ].filter(Boolean);
   return [
     node.name,
     state.join(", "),
@@ -65,8 +81,8 @@ function texts(node) {
           3,
         )
       : UNKNOWN,
-    slowest >= 0 ? stepTime(slowest) + (node.medianS ? ` (${significant(slowest / node.medianS)} ×)` : "") : UNKNOWN,
-    bytes(memory),
+    slow >= 0 ? stepTime(slow) + (node.medianS ? ` (${significant(slow / node.medianS)} ×)` : "") : UNKNOWN,
+    bytes(memory(node)),
     count(node.incidents),
   ];
 }

@@ -18,6 +18,7 @@ export class Store {
     this.liveMs = 0; // when it came
     this.past = null; // View of the moment that is looked at, null: the newest one
     this.trouble = ""; // why nothing new comes
+    this.over = false; // nothing will ever
     this.listeners = [];
     this.stream = null;
     this.wanted = null; // moment that is to be fetched next
@@ -82,11 +83,19 @@ export class Store {
   }
 
   broke() {
+    if (this.live && this.live.exit_code !== null) return this.rest();
     this.fails("connection lost, trying again");
     if (this.stream?.readyState === EventSource.CLOSED) {
       this.close(); // a refusal: the browser does not try again by itself
       setTimeout(() => this.open(), AGAIN_MS);
     }
+  }
+
+  /** The job has ended, and its server with it: that is no trouble, and there is nothing to wait for. */
+  rest() {
+    this.close();
+    this.over = true;
+    this.fails("");
   }
 
   fails(why) {
@@ -126,6 +135,7 @@ export class Store {
   looked() {
     clearTimeout(this.hiding);
     clearInterval(this.glancing);
+    if (this.over) return;
     if (!document.hidden) return this.open();
     this.hiding = setTimeout(() => {
       this.close();
