@@ -31,6 +31,7 @@ COMMANDS = {
     "schedules": ("everstep.cli.replay:schedules", "Play random faults against the control plane on a virtual clock."),
     "sim": ("everstep.cli.sim:app", "Simulate a job on a failing cluster: what it costs, and what helps."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),
+    "trace": ("everstep.cli.trace:trace", "Write what a job's workers did as a trace for Perfetto."),
 }
 
 

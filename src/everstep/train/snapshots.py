@@ -19,6 +19,7 @@ from everstep.core.formation import Seat
 from everstep.core.saves import Saves, Tier
 from everstep.plan.interval import Tuner
 from everstep.plan.placement import Part, parts
+from everstep.probe import boot
 from everstep.state import capture, restore
 from everstep.state.client import News, Persist, Slot, Vault, VaultError
 from everstep.state.disk import Checkpoints
@@ -53,6 +54,7 @@ class _Copy:
         except RuntimeError:
             self._run()
 
+    @boot.traced("copy")
     def _run(self) -> None:
         try:
             self._work()

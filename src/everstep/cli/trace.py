@@ -1,0 +1,118 @@
+"""`everstep trace [RUN]`: what a job did, over all its workers, as a file for ui.perfetto.dev or chrome://tracing.
+
+Each worker's newest spans are in the log folders of the nodes (`[trace] size`, see control.tracing); those that are on
+this machine are read, one worker at a time. Also while the job runs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from everstep.cli.asking import LATEST
+from everstep.control.journal import read
+from everstep.core.errors import ExitCode, UsageError
+from everstep.observe.trace import Story
+from everstep.observe.trace_files import Place, Window, align, narrow, places
+from everstep.observe.trace_json import JOB, job_events, worker_events
+
+MOST = 2_000_000  # events of workers: about what the viewers bear
+COMPRESSION = 4
+
+
+def trace(
+    run: Path = LATEST,
+    *,
+    out: Path | None = None,
+    first: float | None = None,
+    last: float | None = None,
+    newest: float | None = None,
+    ranks: str = "",
+    most: int = MOST,
+    logs: Path | None = None,
+) -> int:
+    """Write steps, phases, collectives, saves and incidents of a job as one trace, to look at in a browser.
+
+    Args:
+        run: the job's run folder (default: the newest one below ./everstep_runs).
+        out: the file; ends in .json or .json.gz (default: trace.json.gz in the run folder).
+        first: leave out what ended earlier, in seconds since the job's submission.
+        last: leave out what began later.
+        newest: only the newest so many seconds.
+        ranks: only these workers, as in 0-7,16 (default: all).
+        most: workers' events at most; where there are more, the oldest are left out, of all workers alike.
+        logs: where the log folders of the nodes are, if the job had --log-dir (default: logs in the run folder).
+    """
+    if not (run / "journal.jsonl").exists():
+        raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two files for each worker
+    story = Story()
+    for entry in read(run / "journal.jsonl"):
+        story.add(entry)
+    found, wrong = places(logs or run / "logs")
+    wanted = _ranks(ranks)
+    workers = [place for place in found if wanted is None or place.rank in wanted]
+    headers = [file.header for place in found for file in place.files]
+    align(found, story.clocks.offsets(headers, story.timeline.submitted_wall_s))
+    begin = story.timeline.now_s - newest if newest is not None else first
+    asked = Window(-math.inf if begin is None else begin, math.inf if last is None else last)
+    window = narrow(workers, asked, most) if workers else asked
+    path = out or run / "trace.json.gz"
+    num_events = _write(path, _events(story, workers, window))
+    if window != asked:
+        print(f"everstep: more than {most} events: workers are shown from {window.first_s:.3f} s on", file=sys.stderr)
+    for line in wrong:
+        print(f"everstep: {line}", file=sys.stderr)
+    missing = [node for node in story.nodes if not any(place.node == node for place in found)]
+    if missing:
+        print(f"everstep: no trace of {', '.join(missing)} on this machine", file=sys.stderr)
+    print(f"{path}: {num_events} events, {len(workers)} workers: open it at ui.perfetto.dev or in chrome://tracing")
+    return ExitCode.OK
+
+
+def _ranks(text: str) -> set[int] | None:
+    """Of 0-7,16. Raises UsageError."""
+    if not text:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise UsageError(f"--ranks {text}: expected ranks as in 0-7,16")
+        found.update(range(int(low), int(high or low) + 1))
+    return found
+
+
+def _events(story: Story, workers: list[Place], window: Window) -> Iterator[bytes]:
+    yield from job_events(story.job, story.end(), story.steps, window)
+    for number, place in enumerate(workers, JOB + 1):
+        name = f"rank {place.rank}: {place.node}/{place.local_rank}"
+        yield from worker_events(number, name, place.spans(window))
+
+
+def _write(path: Path, events: Iterator[bytes]) -> int:
+    """The number of events. Raises UsageError when it cannot be written."""
+    try:
+        with path.open("wb") as raw:
+            if path.suffix != ".gz":
+                return _stream(raw, events)
+            with gzip.GzipFile("", "wb", COMPRESSION, raw) as packed:
+                return _stream(cast(BinaryIO, packed), events)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _stream(file: BinaryIO, events: Iterator[bytes]) -> int:
+    """One event at a time: a large job's do not fit into memory."""
+    number = 0
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    for number, event in enumerate(events, 1):
+        file.write(event if number == 1 else b",\n" + event)
+    file.write(b"\n]}\n")
+    return number
