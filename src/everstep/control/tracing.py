@@ -110,14 +110,14 @@ class PlaceFile:
         self._fd = -1
 
     def write(self, records: list[bytes]) -> None:
-        data = b"".join(records)
-        if self._fd < 0 or self._end + len(data) > self._half:
-            self._renew()
-        for record in records:
-            if record[form.KIND_AT] == Kind.BEGAN:
-                self._began = record
-        room = (self._half - self._end) // RECORD.size * RECORD.size
-        self._append(data[-room:])
+        while records:
+            room = (self._half - self._end) // RECORD.size if self._fd >= 0 else 0
+            if not room:
+                self._renew()
+                continue
+            part, records = records[:room], records[room:]
+            self._append(b"".join(part))
+            self._began = next((each for each in reversed(part) if each[form.KIND_AT] == Kind.BEGAN), self._began)
 
     def _append(self, data: bytes) -> None:
         """Whole records, or none: what was written in part is overwritten."""

@@ -124,9 +124,10 @@ def save_asked() -> int:
     return _progress.save_asked
 
 
-def hold_sigterm() -> None:
-    """A session is open: SIGTERM waits for the end of a step."""
+def hold_sigterm(commits: bool = False) -> None:
+    """A session is open: SIGTERM waits for the end of a step. `commits`: it tells of each step."""
     _termination.hold()
+    _progress.own.trace.commits = commits
 
 
 def release_sigterm() -> bool:

@@ -125,11 +125,14 @@ class Progress:
         self.own.updated()
         if not self.session and self._leads(optimizer):
             self._stepped(words[Word.STEPS] + 1, total_step(optimizer), now)
+            if not self.own.trace.commits:
+                self.own.trace.stepped(words[Word.STEPS])
 
     def committed(self, steps: int) -> None:
         """A session committed: the job has made this many steps, whoever made them."""
         self.session = True
         self._stepped(steps, steps, time.monotonic_ns())
+        self.own.trace.stepped(steps)
 
     def restored(self, steps: int) -> None:
         """A session went back, or on, to a kept state: that is where this process is, and no step of its own."""
@@ -153,7 +156,6 @@ class Progress:
         words[Word.STEP_NS] = now
         words[Word.STEPS] = steps
         self.phases.trained()
-        self.own.trace.stepped(steps)
         if self._on_first is not None:
             on_first, self._on_first = self._on_first, None
             on_first()

@@ -45,6 +45,7 @@ class Recorder:
         self._lock = threading.Lock()
         self.epoch = int(os.environ.get("EVERSTEP_EPOCH", 0)) if page is not None else 0
         self.step = int(os.environ.get("RANK", 0)) if page is not None else 0
+        self.commits = False  # steps are a session's: what its optimizers do is a part of them
         self.moment(Kind.BEGAN, os.getpid())
         self.again()
 

@@ -131,7 +131,7 @@ class Session:
 
     def __enter__(self) -> Self:
         if self._channel is not None:
-            boot.hold_sigterm()
+            boot.hold_sigterm(commits=True)
             self._channel.start()
             self._keeping.prepare()
             self._engine.say(Stage.WARMING)
