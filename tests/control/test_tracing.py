@@ -1,4 +1,4 @@
-"""The agent's copy of traces: what is read of a ring that is written to, and files of bounded size that outlive faults."""
+"""The agent's copy of traces: what is read of a ring that is written to, and files of bounded size."""
 
 from __future__ import annotations
 

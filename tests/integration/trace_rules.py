@@ -1,7 +1,7 @@
 """The rules of the JSON trace format, as Chrome and Perfetto read it: what they would drop, or complain of.
 
-From the format's public description ("Trace Event Format") and what Perfetto's importer wants: slices of one track lie in
-each other or apart, numbers are numbers, every process and track that is used has a name.
+From the format's public description ("Trace Event Format") and what Perfetto's importer wants: slices of one track lie
+in each other or apart, numbers are numbers, every process and track that is used has a name.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ def check(trace: Mapping[str, Any]) -> None:
             slices[track].append((event["ts"], event["ts"] + event["dur"]))
         assert event["ph"] == "M" or track in named or event["ph"] == "C", f"no name before {event}"
     assert all((pid, None) in named for pid, _ in named)
+    threads = [thread for _, thread in named if thread is not None]
+    assert len(threads) == len({*threads}), "a thread's number means one thread in all processes"
+    assert not {pid for pid, _ in named} & {*threads}, "a process's number is that of its first thread"
     for track, found in slices.items():
         check_nested(found, str(track))
 

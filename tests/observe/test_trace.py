@@ -133,7 +133,9 @@ def test_the_counter_of_steps_of_a_long_job_is_thinned_out() -> None:
 
 # Workers ----------------------------------------------------------------------------------------------------
 
-SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.sampled_from([Kind.DATA, Kind.STEP]), st.integers(1, 2)))
+SPANS = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 30), st.sampled_from([Kind.DATA, Kind.STEP]), st.integers(1, 2))
+)
 
 
 @given(SPANS)

@@ -85,6 +85,7 @@ class Kind(enum.IntEnum):
 NUMBERS = frozenset(Kind)
 MOMENTS = frozenset((Kind.BEGAN, Kind.UNDONE, Kind.EPOCH, Kind.ENDED, Kind.LOST))
 STEPS_TRACK, MAIN_TRACK, FIRST_OTHER = 0, 1, 8  # numbers between: threads of ours
+MOST_TRACKS = 64  # threads beyond share the last one
 THREADS = {"everstep-reduce": 2, "everstep-snapshot": 3, "everstep-serve": 4}
 ON_STEPS = frozenset((Kind.STEP, Kind.START, Kind.EVAL))  # these have a track of their own, whatever the thread
 

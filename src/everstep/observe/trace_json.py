@@ -2,7 +2,8 @@
 
 Process 1 is the job; each place of a worker is a process as well, in order of ranks, with a track for whole steps, one
 for the thread that trains and one for each other thread. Times are microseconds since the job's submission. The format
-wants slices of one track to lie in each other or apart: what overlaps otherwise gets a track beside it.
+wants slices of one track to lie in each other or apart: what overlaps otherwise gets a track beside it. To Perfetto a
+thread's number means the same thread in all processes, and a process's number is that of its first thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from everstep.observe.trace import TRACKS, Slice
 from everstep.observe.trace_files import Span, Window
 
 JOB = 1  # its process; those of workers follow
-LANE = 1000  # a track's second, third ... lane: its number plus so much each
+TRACKS_EACH = 256  # numbers of threads for each process
+FIRST_THREAD = 1 << 20  # processes have smaller numbers
+JOB_LANES, LANES = 32, 4  # of a track; MOST_TRACKS of a worker times its lanes are TRACKS_EACH
 
 THREADS = {form.STEPS_TRACK: "steps", form.MAIN_TRACK: "training"}
 THREADS |= {number: name.removeprefix("everstep-") for name, number in form.THREADS.items()}
@@ -74,21 +77,22 @@ def job_events(
     for each in slices:
         if not window.holds(each.begin_s, each.end_s):
             continue
-        track = TRACKS.index(each.track)
+        track = TRACKS.index(each.track) * JOB_LANES
         moment = each.begin_s == each.end_s
         if not moment:
-            track += LANE * lanes.setdefault(each.track, Lanes(nest=False)).place(each.begin_s, each.end_s)
+            lane = lanes.setdefault(each.track, Lanes(nest=False)).place(each.begin_s, each.end_s)
+            track += min(lane, JOB_LANES - 1)
         if track not in used:
             used.add(track)
-            yield from _track(JOB, track, each.track, TRACKS.index(each.track) * LANE + track // LANE)
-        yield from _job_slice(each, track, moment)
+            yield from _track(JOB, track, each.track)
+        yield from _job_slice(each, _thread(JOB, track), moment)
     for at_s, step in steps:
         if window.holds(at_s, at_s):
             yield _encode({"ph": "C", "pid": JOB, "ts": _us(at_s), "name": "steps made", "args": {"steps": step}})
 
 
-def _job_slice(each: Slice, track: int, moment: bool) -> Iterator[bytes]:
-    event: dict[str, Any] = {"pid": JOB, "tid": track, "cat": "job", "ts": _us(each.begin_s), "name": each.name}
+def _job_slice(each: Slice, thread: int, moment: bool) -> Iterator[bytes]:
+    event: dict[str, Any] = {"pid": JOB, "tid": thread, "cat": "job", "ts": _us(each.begin_s), "name": each.name}
     event["args"] = dict(each.args)
     if moment:
         yield _encode({"ph": "i", "s": "t", **event})
@@ -116,17 +120,17 @@ def worker_events(pid: int, name: str, spans: Iterable[Span]) -> Iterator[bytes]
     used: set[int] = set()
     for span in spans:
         kind = span.record.kind
-        track = form.STEPS_TRACK if kind in form.ON_STEPS else span.record.track
+        own = form.STEPS_TRACK if kind in form.ON_STEPS else span.record.track % form.MOST_TRACKS
         moment = kind in form.MOMENTS
-        if not moment:
-            track += LANE * lanes.setdefault(track, Lanes(nest=True)).place(span.begin_ns, span.end_ns)
+        lane = 0 if moment else lanes.setdefault(own, Lanes(nest=True)).place(span.begin_ns, span.end_ns)
+        track = own * LANES + min(lane, LANES - 1)
         if track not in used:
             used.add(track)
-            yield from _track(pid, track, THREADS.get(track % LANE, f"thread {track % LANE}"), track)
-        yield _worker_event(pid, track, span, moment)
+            yield from _track(pid, track, THREADS.get(own, f"thread {own}"))
+        yield _worker_event(pid, _thread(pid, track), span, moment)
 
 
-def _worker_event(pid: int, track: int, span: Span, moment: bool) -> bytes:
+def _worker_event(pid: int, thread: int, span: Span, moment: bool) -> bytes:
     begin_ns, end_ns, record = span
     title = TITLES.get(record.kind, f"kind {record.kind}")
     args = f'"step":{record.step},"epoch":{record.epoch}'
@@ -148,7 +152,7 @@ def _worker_event(pid: int, track: int, span: Span, moment: bool) -> bytes:
     else:
         lasts_ns = end_ns - begin_ns
         head = f'{{"ph":"X",{begins},"dur":{lasts_ns // 1000}.{lasts_ns % 1000:03d}'
-    return f'{head},"pid":{pid},"tid":{track},"cat":"worker","name":"{title}","args":{{{args}}}}}'.encode()
+    return f'{head},"pid":{pid},"tid":{thread},"cat":"worker","name":"{title}","args":{{{args}}}}}'.encode()
 
 
 # Names ----------------------------------------------------------------------------------------------------
@@ -159,6 +163,10 @@ def _named(pid: int, name: str, place: int) -> Iterator[bytes]:
         yield _encode({"ph": "M", "pid": pid, "name": what, "args": args})
 
 
-def _track(pid: int, track: int, name: str, place: int) -> Iterator[bytes]:
-    for what, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": place})):
-        yield _encode({"ph": "M", "pid": pid, "tid": track, "name": what, "args": args})
+def _track(pid: int, track: int, name: str) -> Iterator[bytes]:
+    for what, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": track})):
+        yield _encode({"ph": "M", "pid": pid, "tid": _thread(pid, track), "name": what, "args": args})
+
+
+def _thread(pid: int, track: int) -> int:
+    return FIRST_THREAD + pid * TRACKS_EACH + track

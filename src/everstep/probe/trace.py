@@ -20,7 +20,6 @@ from everstep.core.trace import RECORDS, STAMPS, Kind
 
 SHORT_NS = 20_000  # looking whether there is something to save is no save, and so on
 PASSED = frozenset((Kind.SAVE, Kind.AGREE, Kind.BUFFERS))  # most calls find nothing to do
-MOST_TRACKS = 64  # threads beyond share the last one
 BORDERS = frozenset((Kind.DATA, Kind.BACKWARD, Kind.SAVE, Kind.AGREE))  # no forward reaches over these
 
 P = ParamSpec("P")
@@ -97,7 +96,7 @@ class Recorder:
         else:
             name = threading.current_thread().name
             with self._lock:
-                fresh = min(form.FIRST_OTHER + len(self._others), MOST_TRACKS - 1)
+                fresh = min(form.FIRST_OTHER + len(self._others), form.MOST_TRACKS - 1)
                 number = form.THREADS.get(name) or self._others.setdefault(name, fresh)
         self._tracks.number = number
         return number
