@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -117,9 +118,9 @@ def test_files_stay_below_their_size_and_keep_the_newest(tmp_path: Path, page: P
         assert sum(file.stat().st_size for file in files) <= size
     writer.write(2 * RECORDS)
     place.copy(over=True)
-    (found,), wrong = places(tmp_path)
-    assert wrong == [] and found.rank == 7, "who it is stays known"
-    spans = [span.record for span in found.spans(Window()) if span.record.kind == Kind.SUM]
+    with places(tmp_path) as ((found,), wrong):
+        assert wrong == [] and found.rank == 7, "who it is stays known"
+        spans = [span.record for span in found.spans(Window()) if span.record.kind == Kind.SUM]
     newest = [each.amount for each in spans]
     assert newest == list(range(newest[0], writer.number)) and len(newest) >= 40
     place.file.close()
@@ -132,8 +133,8 @@ def test_the_end_tells_what_it_was_in(tmp_path: Path, page: Page, writer: Writer
     form.OPEN.pack_into(page.ring, form.OPEN_AT, Kind.ALL_REDUCE + 1, 2)
     place.copy(over=True)
     place.file.close()
-    file = TraceFile(tmp_path / "0.trace")
-    *_, reduce, ended = (file.record(number) for number in range(file.num_records))
+    with contextlib.closing(TraceFile(tmp_path / "0.trace")) as file:
+        *_, reduce, ended = (file.record(number) for number in range(file.num_records))
     assert (reduce.kind, reduce.begin_ns, reduce.step) == (Kind.ALL_REDUCE, 2, 7) and reduce.end_ns > 2
     assert (ended.kind, ended.amount) == (Kind.ENDED, Kind.ALL_REDUCE + 1)
 
@@ -153,8 +154,8 @@ def test_a_full_disk_costs_the_trace_and_what_is_there_stays_readable(tmp_path: 
         assert failed, "the disk is full before the other half is"
         (disk / "other").unlink()
         assert _write(file, counter, 20)
-        (found,), wrong = places(disk)
-        ends = [span.end_ns for span in found.spans(Window())]
+        with places(disk) as ((found,), wrong):
+            ends = [span.end_ns for span in found.spans(Window())]
         assert wrong == [] and ends == sorted(set(ends)) and ends[-1] == next(counter) - 1
         file.close()
     finally:

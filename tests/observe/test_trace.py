@@ -13,6 +13,7 @@ import pytest
 import trace_rules
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from everstep.core import events as e
 from everstep.core.trace import RECORD, Header, Kind, Record, pack_header
@@ -20,7 +21,7 @@ from everstep.core.types import NodeReport
 from everstep.observe.clocks import Clocks, Timeline
 from everstep.observe.trace import Story
 from everstep.observe.trace_files import Span, Window, align, narrow, places
-from everstep.observe.trace_json import Lanes, job_events, worker_events
+from everstep.observe.trace_json import LANES, Lanes, job_events, worker_events
 
 WALL_S = 1.7e9
 
@@ -144,14 +145,16 @@ def test_slices_of_a_track_lie_in_each_other_or_apart(spans: list[tuple[int, int
     ordered = sorted((Span(r.begin_ns, r.end_ns, r) for r in records), key=lambda each: (each.begin_ns, -each.end_ns))
     trace = loads(worker_events(2, "rank 0", ordered))
     trace_rules.check(trace)
-    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(spans)
+    shown = sum(event["ph"] == "X" for event in trace["traceEvents"])
+    assert shown == len(spans) or (shown < len(spans) and len(spans) > LANES)
 
 
 def test_rules_find_what_they_forbid() -> None:
     for slices in ([(0, 10), (5, 15)], [(0, 10), (0, 5), (4, 9)]):
         with pytest.raises(AssertionError):
             trace_rules.check_nested(slices, "1")
-    assert Lanes(nest=True).place(0, 10) == 0
+    lanes = Lanes(2, nest=True)
+    assert [lanes.place(*each) for each in ((0, 10), (1, 9), (2, 11), (3, 12), (11, 12))] == [0, 0, 1, -1, 0]
 
 
 def test_every_kind_has_its_text() -> None:
@@ -172,7 +175,7 @@ def write_place(logs: Path, node: str, count: int, *, first_s: float = 0.0, half
         for k in range(count)
     ]
     began = RECORD.pack(0, 0, 77, int(node[4:]), 1, Kind.BEGAN, 1, 0)
-    head = pack_header(header(node, node)) + began
+    head = pack_header(replace(header(node, node), rank=int(node[4:]))) + began
     for name, part in (("0.trace.old", records[:half] if half else []), ("0.trace", records[half or 0 :])):
         if part:
             (folder / name).write_bytes(head + b"".join(part))
@@ -182,23 +185,24 @@ def test_a_window_is_read_and_no_more_than_is_wanted(tmp_path: Path) -> None:
     write_place(tmp_path, "node0", 5000, half=3000)
     write_place(tmp_path, "node1", 5000, first_s=100.0)
     (tmp_path / "node1/trace/1.trace").write_bytes(b"nonsense")
-    found, (wrong,) = places(tmp_path)
-    assert "1.trace" in wrong and [place.rank for place in found] == [0, 1]
-    align(found, {("node0", "inc"): 5.0, ("node1", "inc"): -95.0})
-    window = narrow(found, Window(20.0, 31.0), most=10**6)
-    assert window == Window(20.0, 31.0)
-    for place in found:
-        steps = [span.record.step for span in place.spans(window)]
-        assert steps[0] in (1499, 1500) and steps == list(range(steps[0], 2601))
-        assert place.num_wanted < 1400, "the rest of the file is not read"
+    with places(tmp_path) as (found, (wrong,)):
+        assert "1.trace" in wrong
+        assert [place.rank for place in found] == [0, 1]
+        align(found, {("node0", "inc"): 5.0, ("node1", "inc"): -95.0})
+        window = narrow(found, Window(20.0, 31.0), most=10**6)
+        assert window == Window(20.0, 31.0)
+        for place in found:
+            steps = [span.record.step for span in place.spans(window)]
+            assert steps[0] in (1499, 1500) and steps == list(range(steps[0], 2601))
+            assert place.num_wanted < 1400, "the rest of the file is not read"
 
 
 def test_too_many_events_leave_the_newest_of_all_workers_alike(tmp_path: Path) -> None:
     write_place(tmp_path, "node0", 6000, half=2500)
     write_place(tmp_path, "node1", 3000, first_s=30.0)
-    found, _ = places(tmp_path)
-    align(found, {("node0", "inc"): 0.0, ("node1", "inc"): 0.0})
-    window = narrow(found, Window(), most=4000)
-    counts = [len(place.spans(window)) for place in found]
+    with places(tmp_path) as (found, _):
+        align(found, {("node0", "inc"): 0.0, ("node1", "inc"): 0.0})
+        window = narrow(found, Window(), most=4000)
+        counts = [len(place.spans(window)) for place in found]
     assert sum(counts) <= 4000 and counts[0] == counts[1] > 1500
     assert window.first_s > 30.0 and window.last_s == math.inf

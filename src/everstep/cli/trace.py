@@ -7,6 +7,7 @@ this machine are read, one worker at a time. Also while the job runs.
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import resource
 import sys
@@ -23,6 +24,7 @@ from everstep.observe.trace_json import JOB, job_events, worker_events
 
 MOST = 2_000_000  # events of workers: about what the viewers bear
 COMPRESSION = 4
+AT_ONCE = 1000  # events
 
 
 def trace(
@@ -55,25 +57,30 @@ def trace(
     story = Story()
     for entry in read(run / "journal.jsonl"):
         story.add(entry)
-    found, wrong = places(logs or run / "logs")
-    wanted = _ranks(ranks)
-    workers = [place for place in found if wanted is None or place.rank in wanted]
-    headers = [file.header for place in found for file in place.files]
-    align(found, story.clocks.offsets(headers, story.timeline.submitted_wall_s))
-    begin = story.timeline.now_s - newest if newest is not None else first
-    asked = Window(-math.inf if begin is None else begin, math.inf if last is None else last)
-    window = narrow(workers, asked, most) if workers else asked
-    path = out or run / "trace.json.gz"
-    num_events = _write(path, _events(story, workers, window))
-    if window != asked:
-        print(f"everstep: more than {most} events: workers are shown from {window.first_s:.3f} s on", file=sys.stderr)
-    for line in wrong:
-        print(f"everstep: {line}", file=sys.stderr)
-    missing = [node for node in story.nodes if not any(place.node == node for place in found)]
-    if missing:
-        print(f"everstep: no trace of {', '.join(missing)} on this machine", file=sys.stderr)
+    with places(logs or run / "logs") as (found, wrong):
+        for line in wrong:
+            print(f"everstep: {line}", file=sys.stderr)
+        missing = [node for node in story.nodes if not any(place.node == node for place in found)]
+        if missing:
+            print(f"everstep: no trace of {', '.join(missing)} on this machine", file=sys.stderr)
+        begin = story.timeline.now_s - newest if newest is not None else first
+        asked = Window(-math.inf if begin is None else begin, math.inf if last is None else last)
+        workers = _chosen(story, found, ranks)
+        window = narrow(workers, asked, most) if workers else asked
+        if window != asked:
+            print(f"everstep: more than {most} events: workers are shown from {window.first_s:.3f} s", file=sys.stderr)
+        path = out or run / "trace.json.gz"
+        num_events = _write(path, _events(story, workers, window))
     print(f"{path}: {num_events} events, {len(workers)} workers: open it at ui.perfetto.dev or in chrome://tracing")
     return ExitCode.OK
+
+
+def _chosen(story: Story, found: list[Place], ranks: str) -> list[Place]:
+    """The places of these ranks, their clocks set to the job's time."""
+    headers = [file.header for place in found for file in place.files]
+    align(found, story.clocks.offsets(headers, story.timeline.submitted_wall_s))
+    wanted = _ranks(ranks)
+    return [place for place in found if wanted is None or place.rank in wanted]
 
 
 def _ranks(text: str) -> set[int] | None:
@@ -109,10 +116,11 @@ def _write(path: Path, events: Iterator[bytes]) -> int:
 
 
 def _stream(file: BinaryIO, events: Iterator[bytes]) -> int:
-    """One event at a time: a large job's do not fit into memory."""
-    number = 0
+    """A few events at a time: a large job's do not fit into memory."""
+    number, between = 0, b""
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-    for number, event in enumerate(events, 1):
-        file.write(event if number == 1 else b",\n" + event)
+    while few := list(itertools.islice(events, AT_ONCE)):
+        file.write(between + b",\n".join(few))
+        number, between = number + len(few), b",\n"
     file.write(b"\n]}\n")
     return number

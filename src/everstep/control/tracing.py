@@ -15,6 +15,8 @@ import time
 from collections import deque
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from everstep.control.crew import Worker
 from everstep.control.prepare import AgentOptions
 from everstep.core import identity
@@ -117,7 +119,11 @@ class PlaceFile:
                 continue
             part, records = records[:room], records[room:]
             self._append(b"".join(part))
-            self._began = next((each for each in reversed(part) if each[form.KIND_AT] == Kind.BEGAN), self._began)
+            began = next((each for each in reversed(part) if each[form.KIND_AT] == Kind.BEGAN), None)
+            if began is not None:
+                self._began = began
+                self._header = replace(self._header, rank=Record(*RECORD.unpack(began)).step)
+                os.pwrite(self._fd, form.pack_header(self._header), 0)
 
     def _append(self, data: bytes) -> None:
         """Whole records, or none: what was written in part is overwritten."""

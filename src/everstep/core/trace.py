@@ -112,6 +112,7 @@ class Header(msgspec.Struct, frozen=True):
     boot: str
     wall_ns: int  # since 1970, at mono_ns
     mono_ns: int
+    rank: int = -1  # of the last process that is in it; -1: of none
     record_bytes: int = RECORD.size
     version: int = 1
 

@@ -7,13 +7,14 @@ as a job's configuration says, and there are as many as it has workers.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
-import mmap
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep.core.trace import FOLDER, HEADER_BYTES, KIND_AT, OLD, RECORD, SUFFIX, Kind, Record, unpack_header
+from everstep.core.trace import FOLDER, HEADER_BYTES, OLD, RECORD, SUFFIX, Record, unpack_header
 from everstep.observe.clocks import Agent
 
 SLACK_S = 1.0  # threads do not write in the exact order of their ends
@@ -43,15 +44,25 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self.header = unpack_header(file.read(HEADER_BYTES))
-            self._memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self.num_records = (len(self._memory) - HEADER_BYTES) // RECORD.size
+        self._file = path.open("rb", buffering=0)
+        try:
+            self.header = unpack_header(self._file.read(HEADER_BYTES))
+        except ValueError:
+            self.close()
+            raise
+        self.num_records = (os.fstat(self._file.fileno()).st_size - HEADER_BYTES) // RECORD.size
         self.first, self.end = 0, self.num_records  # what is wanted of it
         self.offset_s = 0.0  # from its node's clock to the job's time
 
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self, first: int, count: int) -> bytes:
+        """Not mapped into memory: of a thousand files it would stay there."""
+        return os.pread(self._file.fileno(), count * RECORD.size, HEADER_BYTES + first * RECORD.size)
+
     def record(self, number: int) -> Record:
-        return Record(*RECORD.unpack_from(self._memory, HEADER_BYTES + number * RECORD.size))
+        return Record(*RECORD.unpack(self._read(number, 1)))
 
     def ended_s(self, number: int) -> float:
         return self.record(number).end_ns / 1e9 + self.offset_s
@@ -68,18 +79,11 @@ class TraceFile:
         return self.end - self.first
 
     def spans(self, window: Window) -> Iterable[Span]:
-        begin, end = (HEADER_BYTES + number * RECORD.size for number in (self.first, self.end))
         offset_ns = round(self.offset_s * 1e9)
-        for record in map(Record._make, RECORD.iter_unpack(self._memory[begin:end])):
+        for record in map(Record._make, RECORD.iter_unpack(self._read(self.first, self.num_wanted))):
             span = Span(record.begin_ns + offset_ns, record.end_ns + offset_ns, record)
             if span.begin_ns <= span.end_ns and window.holds(span.begin_ns / 1e9, span.end_ns / 1e9):
                 yield span
-
-    def rank(self) -> int:
-        """Of the last process that is in it; -1: of none."""
-        kinds = self._memory[HEADER_BYTES + KIND_AT :: RECORD.size][: self.num_records]
-        last = kinds.rfind(bytes([Kind.BEGAN]))
-        return self.record(last).step if last >= 0 else -1
 
 
 class Place:
@@ -88,7 +92,7 @@ class Place:
     def __init__(self, files: list[TraceFile]) -> None:
         self.files = files
         self.node, self.local_rank = files[-1].header.node, files[-1].header.local_rank
-        self.rank = next((rank for file in reversed(files) if (rank := file.rank()) >= 0), -1)
+        self.rank = files[-1].header.rank
 
     @property
     def num_wanted(self) -> int:
@@ -112,19 +116,21 @@ class Place:
         return sorted(found, key=lambda span: (span.begin_ns, -span.end_ns))
 
 
-def places(logs: Path) -> tuple[list[Place], list[str]]:
+@contextlib.contextmanager
+def places(logs: Path) -> Iterator[tuple[list[Place], list[str]]]:
     """Of all nodes whose logs are below this folder, by rank; and what could not be read."""
     found, wrong = [], []
-    for path in sorted(logs.glob(f"*/{FOLDER}/*{SUFFIX}")):
-        files = []
-        for each in (path.with_name(path.name.removesuffix(SUFFIX) + OLD), path):
-            try:
-                files += [TraceFile(each)] if each.exists() else []
-            except (ValueError, OSError) as error:
-                wrong.append(f"{each}: {error}")
-        if files:
-            found.append(Place(files))
-    return sorted(found, key=lambda place: (place.rank, place.node, place.local_rank)), wrong
+    with contextlib.ExitStack() as stack:
+        for path in sorted(logs.glob(f"*/{FOLDER}/*{SUFFIX}")):
+            files = []
+            for each in (path.with_name(path.name.removesuffix(SUFFIX) + OLD), path):
+                try:
+                    files += [stack.enter_context(contextlib.closing(TraceFile(each)))] if each.exists() else []
+                except (ValueError, OSError) as error:
+                    wrong.append(f"{each}: {error}")
+            if files:
+                found.append(Place(files))
+        yield sorted(found, key=lambda place: (place.rank, place.node, place.local_rank)), wrong
 
 
 def align(found: Iterable[Place], offsets: Mapping[Agent, float]) -> None:

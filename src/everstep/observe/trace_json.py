@@ -46,20 +46,23 @@ _encode = msgspec.json.encode
 class Lanes:
     """Places slices, in the order of their begins, the longer first, so that no two of a lane overlap in part.
 
-    nest: one may lie in another.
+    most: lanes. nest: one may lie in another.
     """
 
-    def __init__(self, nest: bool) -> None:
-        self._nest = nest
+    def __init__(self, most: int, nest: bool) -> None:
+        self._most, self._nest = most, nest
         self._open: list[list[float]] = []  # ends of what is open, by lane
 
     def place(self, begin: float, end: float) -> int:
+        """-1: there is no lane left. A thread's own spans need one; only threads that share a track need more."""
         for lane, ends in enumerate(self._open):
             while ends and ends[-1] <= begin:
                 ends.pop()
             if not ends or (self._nest and end <= ends[-1]):
                 ends.append(end)
                 return lane
+        if len(self._open) == self._most:
+            return -1
         self._open.append([end])
         return len(self._open) - 1
 
@@ -80,8 +83,10 @@ def job_events(
         track = TRACKS.index(each.track) * JOB_LANES
         moment = each.begin_s == each.end_s
         if not moment:
-            lane = lanes.setdefault(each.track, Lanes(nest=False)).place(each.begin_s, each.end_s)
-            track += min(lane, JOB_LANES - 1)
+            lane = lanes.setdefault(each.track, Lanes(JOB_LANES, nest=False)).place(each.begin_s, each.end_s)
+            if lane < 0:
+                continue
+            track += lane
         if track not in used:
             used.add(track)
             yield from _track(JOB, track, each.track)
@@ -122,8 +127,12 @@ def worker_events(pid: int, name: str, spans: Iterable[Span]) -> Iterator[bytes]
         kind = span.record.kind
         own = form.STEPS_TRACK if kind in form.ON_STEPS else span.record.track % form.MOST_TRACKS
         moment = kind in form.MOMENTS
-        lane = 0 if moment else lanes.setdefault(own, Lanes(nest=True)).place(span.begin_ns, span.end_ns)
-        track = own * LANES + min(lane, LANES - 1)
+        if own not in lanes:
+            lanes[own] = Lanes(LANES, nest=True)
+        lane = 0 if moment else lanes[own].place(span.begin_ns, span.end_ns)
+        if lane < 0:
+            continue
+        track = own * LANES + lane
         if track not in used:
             used.add(track)
             yield from _track(pid, track, THREADS.get(own, f"thread {own}"))
