@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,14 @@ TURN = 10  # steps with a trace, and as many without
 WORKERS = 1000
 STEP_S = 0.1  # of the made-up workers
 SPANS = (Kind.DATA, Kind.FORWARD, Kind.BACKWARD, Kind.SUMS, Kind.AGREE, Kind.UPDATE)
+# A process of its own in between: what a child of this one shares with it at first would count.
+MEASURED = """
+import resource, subprocess, sys
+folder = sys.argv[1]
+subprocess.run([sys.executable, "-m", "everstep", "trace", folder, "--out", folder + "/trace.json.gz"], check=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss << 10)
+"""
 
 
 def span() -> Claim:
@@ -112,16 +119,14 @@ def job(folder: Path, spans: int) -> list[Claim]:
         journal.append(e.Ticked(), STEP_S * spans / 7, 1.7e9 + STEP_S * spans / 7, 1)
     for rank in range(WORKERS):
         _worker(folder / f"logs/node{rank // 8}/trace/{rank % 8}.trace", rank, spans)
-    command = [sys.executable, "-m", "everstep", "trace", str(folder), "--out", str(folder / "trace.json.gz")]
-    began = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)
-    took_s = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+    command = [sys.executable, "-c", MEASURED, str(folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
+    cpu_s, peak = map(float, done.stdout.split()[-2:])
     name = f"trace of {WORKERS} workers with {spans} spans each"
     return [
-        Claim(name, took_s, "s"),
+        Claim(f"{name}: CPU", cpu_s, "s"),
         Claim(f"{name}: its file", (folder / "trace.json.gz").stat().st_size, "bytes"),
-        Claim(f"{name}: memory", peak, "bytes", bar="< 512 MiB", holds=peak < 512 << 20),
+        Claim(f"{name}: memory", peak, "bytes", bar="< 100 MiB", holds=peak < 100 << 20),
     ]
 
 

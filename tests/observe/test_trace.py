@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from everstep.core import events as e
-from everstep.core.trace import RECORD, Header, Kind, Record, pack_header
+from everstep.core.trace import MOMENTS, RECORD, Header, Kind, Record, pack_header
 from everstep.core.types import NodeReport
 from everstep.observe.clocks import Clocks, Timeline
 from everstep.observe.trace import Story
 from everstep.observe.trace_files import Span, Window, align, narrow, places
-from everstep.observe.trace_json import LANES, Lanes, job_events, worker_events
+from everstep.observe.trace_json import LANES, TITLES, Lanes, job_events, worker_events
 
 WALL_S = 1.7e9
 
@@ -164,6 +164,13 @@ def test_every_kind_has_its_text() -> None:
     told = {x["name"]: x["args"] for x in trace["traceEvents"] if x["ph"] != "M"}
     assert told["all_reduce"] == {"step": 7, "epoch": 2, "bytes": 3}
     assert {"step 7", "epoch 2", "process 3 began", "ended in start", "3 records lost", "kind 255"} <= set(told)
+
+
+def test_the_page_has_every_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "trace.md").read_text(encoding="utf-8")
+    missing = [TITLES[kind] for kind in Kind if kind not in MOMENTS and kind <= Kind.COLLECTIVE]
+    missing = [title for title in missing if f"`{title}" not in page]
+    assert missing == []
 
 
 def write_place(logs: Path, node: str, count: int, *, first_s: float = 0.0, half: int | None = None) -> None:

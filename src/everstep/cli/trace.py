@@ -41,7 +41,7 @@ def trace(
     """Write steps, phases, collectives, saves and incidents of a job as one trace, to look at in a browser.
 
     Args:
-        run: the job's run folder (default: the newest one below ./everstep_runs).
+        run: the job's run folder, or its journal (default: the newest one below ./everstep_runs).
         out: the file; ends in .json or .json.gz (default: trace.json.gz in the run folder).
         first: leave out what ended earlier, in seconds since the job's submission.
         last: leave out what began later.
@@ -50,12 +50,14 @@ def trace(
         most: workers' events at most; where there are more, the oldest are left out, of all workers alike.
         logs: where the log folders of the nodes are, if the job had --log-dir (default: logs in the run folder).
     """
-    if not (run / "journal.jsonl").exists():
+    journal = run if run.is_file() else run / "journal.jsonl"
+    if not journal.exists():
         raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed")
+    run = journal.parent
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two files for each worker
     story = Story()
-    for entry in read(run / "journal.jsonl"):
+    for entry in read(journal):
         story.add(entry)
     with places(logs or run / "logs") as (found, wrong):
         for line in wrong:
@@ -98,8 +100,9 @@ def _ranks(text: str) -> set[int] | None:
 
 def _events(story: Story, workers: list[Place], window: Window) -> Iterator[bytes]:
     yield from job_events(story.job, story.end(), story.steps, window)
+    width = len(str(max((place.rank for place in workers), default=0)))  # Perfetto sorts names as text
     for number, place in enumerate(workers, JOB + 1):
-        name = f"rank {place.rank}: {place.node}/{place.local_rank}"
+        name = f"rank {place.rank:0{width}}: {place.node}/{place.local_rank}"
         yield from worker_events(number, name, place.spans(window))
 
 

@@ -205,7 +205,10 @@ class Tracer:
         """They begin, each in its place."""
         for worker in workers:
             if self._size and worker.page is not None:
-                self._ask(worker.local_rank, Ring(worker.page.fd))
+                try:
+                    self._ask(worker.local_rank, Ring(worker.page.fd))
+                except OSError as error:
+                    self._complain(error)
 
     def over(self, local_rank: int) -> None:
         """The worker of this place is gone."""
@@ -258,6 +261,9 @@ class Tracer:
         try:
             place.copy(over)
         except OSError as error:  # a full disk costs the trace some records
-            if not self._complained:
-                self._complained = True
-                print(f"everstep: {self._folder}: {error.strerror}: the trace has a gap", file=sys.stderr)
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            print(f"everstep: {self._folder}: {error.strerror}: the trace has a gap", file=sys.stderr)

@@ -138,6 +138,7 @@ class Recorder:
         self.step = steps
         self.span(Kind.START if self._first else Kind.STEP, self._stepped_ns, now)
         self._first, self.step, self._stepped_ns = False, steps + 1, now
+        self._border_ns = now
 
     def restored(self, steps: int) -> None:
         """It stands at so many steps, without having made one."""
