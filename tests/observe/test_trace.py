@@ -159,7 +159,8 @@ def test_rules_find_what_they_forbid() -> None:
 
 def test_every_kind_has_its_text() -> None:
     records = [Record(k * 10, k * 10 + 5, 3, 7, 2, k, 1, 0) for k in (*Kind, 255)]
-    trace = loads(worker_events(5, "rank 3", [Span(r.begin_ns, r.end_ns, r) for r in records]))
+    spans = [Span(r.begin_ns, r.end_ns, r) for r in records]
+    trace = loads([*worker_events(5, "rank 3", spans), *worker_events(6, "rank 4", spans)])
     trace_rules.check(trace)
     told = {x["name"]: x["args"] for x in trace["traceEvents"] if x["ph"] != "M"}
     assert told["all_reduce"] == {"step": 7, "epoch": 2, "bytes": 3}
