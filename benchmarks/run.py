@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import ROOT, Claim, arguments, machine, say
 
-SKIPPED = {"run.py", "harness.py", "jobs.py", "checkpoint_more.py"}
+SKIPPED = {"run.py", "harness.py", "jobs.py", "checkpoint_more.py", "long_journal.py"}
 SKIPPED |= {"detection_jobs.py", "detection_peers.py", "detection_plot.py"}
 
 

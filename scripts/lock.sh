@@ -7,7 +7,7 @@ torch=${TORCH:-$(sed -n 's/^torch==//p' requirements/lock.txt)}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 .venv/bin/python -m venv "$folder/venv"
-"$folder/venv/bin/python" -m pip install -qq --disable-pip-version-check "torch==$torch" ".[torch,plot,dev]"
+"$folder/venv/bin/python" -m pip install -qq --disable-pip-version-check "torch==$torch" ".[torch,plot,dashboard,otel,dev]"
 {
     sed '/^#/!d' requirements/lock.txt
     "$folder/venv/bin/python" -m pip freeze --all --exclude pip --exclude wheel --exclude everstep |

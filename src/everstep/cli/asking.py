@@ -10,11 +10,10 @@ from typing import Any
 
 from everstep.cli import presence
 from everstep.cli.presence import Address
-from everstep.control.journal import read
+from everstep.control.journal import ended
 from everstep.control.tls import client_context
 from everstep.control.token import read_token
 from everstep.control.transport import connect
-from everstep.core import events as e
 from everstep.core import wire
 from everstep.core.errors import EverstepError, ExitCode, Unreachable, UsageError
 
@@ -44,9 +43,9 @@ def running(run: Path) -> Address:
     journal = run / "journal.jsonl"
     if not journal.exists():
         raise UsageError(f"no journal in {run}: --run takes the run folder that `everstep run` printed")
-    ended = [entry.event for entry in read(journal) if isinstance(entry.event, e.JobEnded)]
-    if ended:
-        raise UsageError(f"the job in {run} has ended (exit code {ended[-1].exit_code})")
+    end = ended(journal)
+    if end is not None:
+        raise UsageError(f"the job in {run} has ended (exit code {end.exit_code})")
     address = presence.read(run)
     if address is None:
         raise UsageError(f"no {presence.NAME} in {run}: it is a copy, and does not tell where the job's controller is")

@@ -221,17 +221,22 @@ def simulate(case: Case, journal: Path | None = None, label: str = "") -> Any:
     if journal is None:
         return Engine(scenario, chance, None, case.traces, _told(label)).run()
     from everstep.control.journal import Journal
+    from everstep.control.segments import Files
+    from everstep.control.tender import Tender
 
-    if journal.exists():
-        raise UsageError(f"--journal {journal}: exists already")
     if not journal.absolute().parent.is_dir():
         raise UsageError(f"--journal {journal}: there is no folder {journal.absolute().parent}")
-    with Journal.open(journal, scenario.job.name) as book:
+    if journal.exists() or Files(journal).numbers():
+        raise UsageError(f"--journal {journal}: exists already")
+    tender = Tender(journal)
+    with Journal.open(journal, scenario.job.name, on_grown=tender.grown) as book:
 
         def sink(at_s: float, epoch: int, event: AnyEvent) -> None:
             book.append(event, at_s, at_s, epoch)
 
-        return Engine(scenario, chance, sink, case.traces, _told(label)).run()
+        result = Engine(scenario, chance, sink, case.traces, _told(label)).run()
+    tender.finish()
+    return result
 
 
 def _print(label: str, result: Any) -> None:

@@ -28,13 +28,15 @@ from everstep.control.evidence import Evidence
 from everstep.control.findings import Findings
 from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
-from everstep.control.journal import Journal, JournalError, read
+from everstep.control.journal import Journal, JournalError
 from everstep.control.output import Console
 from everstep.control.patience import Patience
 from everstep.control.progress import EpochProgress
 from everstep.control.recovery import Recovery
-from everstep.control.replay import replay
+from everstep.control.replay import past_of
 from everstep.control.straggling import StragglerWatch
+from everstep.control.tender import Tender
+from everstep.control.ticks import Ticks
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
@@ -72,13 +74,15 @@ class Controller:
         self.clock = clock
         self.spec = job_spec(config, job)
         self.tls = server_context(config)
-        self.journal = Journal.open(run_dir / "journal.jsonl", job)
+        self.tender = Tender(run_dir / "journal.jsonl", replay=True)
+        self.journal = Journal.open(run_dir / "journal.jsonl", job, on_grown=self.tender.grown)
         self.job = Job(self.spec)
         self.links: dict[str, Link] = {}
         self.greeted: set[str] = set()  # nodes that were sent their directive over the present link
         self.heard_s: dict[str, float] = {}
         self.resent_s: dict[str, float] = {}
         self.progress = EpochProgress(0, 0)
+        self.ticks = Ticks()
         self.recovery = Recovery()
         self.accounts = Accounts()
         self.counted = fallback.Counted()
@@ -102,20 +106,15 @@ class Controller:
 
     def _begin(self) -> None:
         """Replay an earlier life's journal, or begin the first."""
-        entries = list(read(self.run_dir / "journal.jsonl"))
-        for entry in entries:
-            self.recovery.saw(entry.event, entry.t_s)
-            self.accounts.saw(entry.event, entry.t_s)
-            if isinstance(entry.event, e.StepsSeen):
-                self.counted, _ = fallback.compare(self.counted, entry.event, loads=1)
-        replayed = replay(self.spec, entries)
-        self.job = replayed.job
+        past = past_of(self.journal.path, self.spec, self.journal.last)
+        self.job, self.recovery, self.accounts, self.counted = past.job, past.recovery, past.accounts, past.counted
         self._new_epoch()
-        for record in (*replayed.missing, *self.stragglers.adopt(entries), *self.anomalies.adopt(entries, self.job)):
+        adopted = (*self.stragglers.adopt(past.watched), *self.anomalies.adopt(past.watched, self.job))
+        for record in (*past.owed, *adopted):
             self.record(record, self.clock.now())
-        if not replayed.term:
+        if not past.term:
             self.feed(e.JobSubmitted(self.spec))
-        self.feed(e.ControllerStarted(replayed.term + 1))
+        self.feed(e.ControllerStarted(past.term + 1))
 
     def feed(self, event: e.Input) -> None:
         """One event through the machine. Events that its commands cause wait until all commands are carried out."""
@@ -212,9 +211,7 @@ class Controller:
         self.evidence.forget()
 
     def _flush_steps(self, now: float) -> None:
-        seen = self.progress.last()
-        if seen is not None and seen.step:
-            self.record(seen, now)
+        self._record_all((*self.progress.last(), *self.ticks.flush(self.job, now)), now)
 
     # Links ----------------------------------------------------------------------------------------------
 
@@ -336,12 +333,11 @@ class Controller:
     def _progressed(self, message: NodeProgress, now: float) -> None:
         if message.epoch != self.job.epoch or self.job.plan is None:
             return
+        ticks = self.ticks.saw(message, self.job, now)
         workers = tuple(w for w in message.workers if w.rank in self.acting)
         message = msgspec.structs.replace(message, workers=workers)
         self.progress.add(message, now)
-        seen = self.progress.record(now)
-        if seen is not None:
-            self.record(seen, now)
+        self._record_all((*self.progress.record(now), *ticks), now)
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
             self._record_all(self.stragglers.saw(message, now, self._send), now)
@@ -434,6 +430,7 @@ class Controller:
                 async with asyncio.timeout(self.spec.grace_s + self.spec.stop_margin_s):
                     await self.deserted.wait()
         ticking.cancel()
+        self.tender.stop()
         await server.close()
         if self.broken is not None:
             raise self.broken

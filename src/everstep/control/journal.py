@@ -3,79 +3,87 @@
 Each line reaches the kernel in a single write before its event is acted on, so it survives the death of the
 controller. A line cut short by that death is set aside when the next controller opens the journal; a line cut short
 by a full disk is taken back at once. It is not synced to the device: a job does not outlive its controller's machine.
+
+A file that is full becomes a closed segment (control.segments) and an empty one takes its place, in two steps of which
+each leaves a whole journal behind: nothing is copied, and the loop of the controller waits for some 0.1 ms.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import os
-from collections.abc import Iterator
+import zlib
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from everstep.core.errors import EverstepError
-from everstep.core.events import AnyEvent, Entry, Event, Input
+from everstep.control.reading import Follower, Reading, ended, inputs, outline, read
+from everstep.control.segments import Files, JournalError
+from everstep.core.events import AnyEvent, Entry
 
+__all__ = ["SEGMENT_BYTES", "Follower", "Journal", "JournalError", "Reading", "ended", "inputs", "read"]
+
+SEGMENT_BYTES = 16 << 20
+TOLD = 8  # times in a segment
 TAIL = 1 << 16  # bytes looked at from the end, at a time, for the last whole line
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NAMES = frozenset(kind.__name__ for kind in Event.__subclasses__())
-
-_decoder = msgspec.json.Decoder(Entry)
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # what file systems without hard links say
 
 
-class JournalError(EverstepError):
-    """The journal cannot be written, or what it holds is not what was written; the text says which and where."""
-
-
-class _Tagged(msgspec.Struct):
-    type: str
-
-
-class _Outline(msgspec.Struct):
-    """What every version's entries have."""
-
-    n: int
-    job: str
-    event: _Tagged
-
-
-_outline = msgspec.json.Decoder(_Outline)
+def _nobody(_closed: bool) -> None:
+    """Nobody is told that it grows."""
 
 
 class Journal:
-    """The journal open for appending, by this process only. `note` says what opening had to mend; empty: nothing."""
+    """The journal open for appending, by this process only. `note` says what could not be as it should: what opening
+    had to mend, and why the active file grows beyond its size; empty: nothing."""
 
-    def __init__(self, path: Path, fd: int, job: str) -> None:
+    def __init__(self, path: Path, fd: int, job: str, segment_bytes: int, on_grown: Callable[[bool], None]) -> None:
         self.path = path
         self.job = job
         self.note = ""
+        self._files = Files(path)
         self._fd = fd
         self._size = os.fstat(fd).st_size
+        self._segment_bytes = segment_bytes
+        self._full = segment_bytes  # the active file is closed before it grows beyond that
+        self._number = 1  # that it gets then
+        self._on_grown = on_grown
+        self._tell_at = self._size + segment_bytes // TOLD
         self._next = 1
         self._encoder = msgspec.json.Encoder()
         self._line = bytearray()
 
     @classmethod
-    def open(cls, path: Path, job: str) -> Self:
+    def open(
+        cls, path: Path, job: str, segment_bytes: int = SEGMENT_BYTES, on_grown: Callable[[bool], None] = _nobody
+    ) -> Self:
         """Create the journal, or continue after its last whole line.
+
+        `on_grown` is called whenever an eighth of a segment was written, with whether one was closed.
 
         Raises JournalError when another process has it open, or it belongs to another job, or is damaged.
         """
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise JournalError(f"cannot open journal {path}: {error.strerror}") from error
-        journal = cls(path, fd, job)
-        try:
-            journal._lock()
-            journal._continue()
-        except BaseException:
-            os.close(fd)
-            raise
-        return journal
+        while True:
+            try:
+                fd = _create(path)
+            except OSError as error:
+                raise JournalError(f"cannot open journal {path}: {error.strerror}") from error
+            try:
+                _lock(path, fd)
+                if _is(path, fd):
+                    journal = cls(path, fd, job, segment_bytes, on_grown)
+                    journal._continue()
+                    return journal
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # its writer closed this segment, and let go of it: once more
 
     def append(self, event: AnyEvent, now: float, wall: float, epoch: int) -> Entry:
         """Write one event. When this returns, the death of this process cannot lose it.
@@ -86,6 +94,8 @@ class Journal:
         line = self._line
         self._encoder.encode_into(entry, line)
         line += b"\n"
+        if self._size + len(line) > self._full and self._size:
+            self._rotate()
         try:
             self._write(line)
         except OSError as error:
@@ -93,7 +103,15 @@ class Journal:
             raise self._failed(error, len(line)) from error
         self._size += len(line)
         self._next += 1
+        if self._size > self._tell_at:
+            closed, self._tell_at = not self._tell_at, self._size + self._segment_bytes // TOLD
+            self._on_grown(closed)
         return entry
+
+    @property
+    def last(self) -> int:
+        """Number of the newest entry."""
+        return self._next - 1
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -120,17 +138,55 @@ class Journal:
             f"{disk.f_bavail * disk.f_frsize} free on its disk; the event was not recorded"
         )
 
-    def _lock(self) -> None:
+    # Segments -------------------------------------------------------------------------------------------
+
+    def _rotate(self) -> None:
+        """Close the active file and begin another one. Where that cannot be, the active one grows, and it is tried
+        again later: no reason to lose an event."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = _holder(os.fstat(self._fd).st_ino)
-            who = f"process {pid}" if pid else "another process"
-            raise JournalError(f"journal {self.path} is being written by {who}: a job has one controller") from error
-        self._size = os.fstat(self._fd).st_size
+            fd = self._exchange()
+        except OSError as error:
+            self._full = self._size + self._segment_bytes // 16
+            self.note = f"{self.path} grows beyond {self._segment_bytes} bytes: {error}"
+            return
+        os.close(self._fd)
+        self._fd, self._size, self._full = fd, 0, self._segment_bytes
+        self._number += 1
+        self._tell_at = 0
+
+    def _exchange(self) -> int:
+        """An empty active file, locked like the one before it."""
+        fd = _create(self._files.next, os.O_TRUNC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._give_number()
+        except BaseException:
+            os.close(fd)
+            self._files.next.unlink(missing_ok=True)
+            raise
+        return fd
+
+    def _give_number(self) -> None:
+        closed = self._files.closed(self._number)
+        try:
+            os.link(self.path, closed)
+            linked = True
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            os.rename(self.path, closed)
+            linked = False
+        try:
+            os.rename(self._files.next, self.path)
+        except OSError:
+            closed.unlink() if linked else os.rename(closed, self.path)
+            raise
+
+    # Opening --------------------------------------------------------------------------------------------
 
     def _continue(self) -> None:
-        """Set a torn last line aside and number on from the one before."""
+        """Take back half a rotation, set a torn last line aside and number on from the one before."""
+        self._number = self._last_closed() + 1
         line, torn = _tail(self._fd, self._size)
         if torn:
             self.note = (
@@ -138,15 +194,46 @@ class Journal:
             )
             self._size -= len(torn)
             os.ftruncate(self._fd, self._size)
+        if not line and self._number > 1:
+            line = _last_line(self._files, self._number - 1)
         if not line:
             return
         try:
-            last = _outline.decode(line)
+            last = outline.decode(line)
         except msgspec.DecodeError as error:
             raise JournalError(f"journal {self.path}: its last line is damaged: {error}") from error
         if last.job != self.job:
             raise JournalError(f"journal {self.path} is of job {last.job}, not {self.job}")
         self._next = last.n + 1
+
+    def _last_closed(self) -> int:
+        self._files.next.unlink(missing_ok=True)
+        numbers = self._files.numbers()
+        last = numbers[-1] if numbers else 0
+        if self._files.unfinished(last + 1):
+            self._files.closed(last + 1).unlink()
+        return last
+
+
+def _create(path: Path, also: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | also, 0o644)
+
+
+def _is(path: Path, fd: int) -> bool:
+    """This file still has this name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(path: Path, fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        pid = _holder(os.fstat(fd).st_ino)
+        who = f"process {pid}" if pid else "another process"
+        raise JournalError(f"journal {path} is being written by {who}: a job has one controller") from error
 
 
 def _tail(fd: int, size: int) -> tuple[bytes, bytes]:
@@ -158,6 +245,20 @@ def _tail(fd: int, size: int) -> tuple[bytes, bytes]:
         data = os.pread(fd, step, start) + data
     whole, end, torn = data.rpartition(b"\n")
     return whole.rpartition(b"\n")[2] if end else b"", torn
+
+
+def _last_line(files: Files, number: int) -> bytes:
+    """Of a closed segment. A packed one has to be unpacked for it."""
+    opened = files.open(number)
+    if opened is None:
+        return b""
+    with opened.file as file:
+        if not opened.packed:
+            return _tail(file.fileno(), os.fstat(file.fileno()).st_size)[0]
+        try:
+            return deque(file, 1).pop()
+        except (EOFError, zlib.error, gzip.BadGzipFile, IndexError) as error:
+            raise JournalError(f"journal {opened.path} is damaged: {error}") from error
 
 
 def _keep(path: Path, torn: bytes) -> str:
@@ -179,86 +280,3 @@ def _holder(inode: int) -> int:
             if fields[1] == "FLOCK" and fields[-3].rpartition(":")[2] == str(inode):
                 return max(0, int(fields[-4]))
     return 0
-
-
-def _decode(path: Path, line: bytes, number: int) -> Entry | None:
-    """The entry on a whole line; None when its event is of a type this version does not know."""
-    try:
-        return _decoder.decode(line)
-    except msgspec.DecodeError as error:
-        if _is_unknown(line):
-            return None
-        raise JournalError(f"journal {path}, line {number} is damaged: {error}") from error
-
-
-def _is_unknown(line: bytes) -> bool:
-    try:
-        return _outline.decode(line).event.type not in NAMES
-    except msgspec.DecodeError:
-        return False
-
-
-class Reading:
-    """Iterator over a journal's entries. `unknown` counts lines of event types this version does not know, which
-    are skipped; `torn_bytes` is the length of an unfinished last line, ignored (its writer may be at work)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.unknown = 0
-        self.torn_bytes = 0
-        self._entries = self._read()
-
-    def __iter__(self) -> Iterator[Entry]:
-        return self
-
-    def __next__(self) -> Entry:
-        return next(self._entries)
-
-    def _read(self) -> Iterator[Entry]:
-        with open(self.path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    self.torn_bytes = len(line)
-                    return
-                entry = _decode(self.path, line, number)
-                if entry is None:
-                    self.unknown += 1
-                else:
-                    yield entry
-
-
-def read(path: Path) -> Reading:
-    """All entries of a journal in order, read as they are asked for; it may be written to meanwhile.
-
-    Iteration raises FileNotFoundError without a journal, and JournalError for a damaged line.
-    """
-    return Reading(path)
-
-
-def inputs(path: Path) -> Iterator[Entry]:
-    """Only the entries a controller replays."""
-    return (entry for entry in read(path) if isinstance(entry.event, Input))
-
-
-class Follower:
-    """Reads a growing journal, which need not be there yet; unknown events are skipped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._num_lines = 0
-
-    def new(self) -> list[Entry]:
-        """Entries whose lines were finished since the last call. Raises JournalError for a damaged line."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self._offset)
-                whole, end, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self._offset += len(whole) + len(end)
-        first = self._num_lines + 1
-        lines = whole.split(b"\n") if end else []
-        self._num_lines += len(lines)
-        decoded = (_decode(self.path, line, number) for number, line in enumerate(lines, first))
-        return [entry for entry in decoded if entry is not None]

@@ -72,18 +72,18 @@ class EpochProgress:
         if steps > 0 and last_s > since_s:
             self.paces_s.append((last_s - since_s) / steps)
 
-    def record(self, now: float) -> StepsSeen | None:
+    def record(self, now: float) -> list[StepsSeen]:
         """What the journal should know, when it is time for it: the first step at once, later once a second."""
         if self.step == self._recorded[0]:
-            return None
+            return []
         if self._recorded[0] and now - self._recorded_s < RECORD_S:
-            return None
+            return []
         self._recorded_s, self._recorded = now, (self.step, self.saves)
-        return self.snapshot()
+        return [self.snapshot()]
 
-    def last(self) -> StepsSeen | None:
+    def last(self) -> list[StepsSeen]:
         """The final word on this epoch, if the journal lacks it."""
-        return self.snapshot() if (self.step, self.saves) != self._recorded else None
+        return [self.snapshot()] if self.step and (self.step, self.saves) != self._recorded else []
 
     def snapshot(self) -> StepsSeen:
         workers = self.workers.values()

@@ -18,13 +18,12 @@ class Open(msgspec.Struct):
     running_s: float = 0.0
 
 
-class Recovery:
+class Recovery(msgspec.Struct):
     """Feed it every record and each epoch's progress; it answers with the incidents that are over."""
 
-    def __init__(self) -> None:
-        self.open: dict[str, Open] = {}
-        self.step_at_s = 0.0
-        self.best_total_step = -1
+    open: dict[str, Open] = {}
+    step_at_s: float = 0.0
+    best_total_step: int = -1
 
     def saw(self, record: e.AnyEvent, now: float) -> list[e.IncidentClosed]:
         match record:
@@ -81,7 +80,20 @@ class Recovery:
             if mark:
                 phases[name] = mark - before
                 before = mark
+        if downtime >= 0:
+            _fit(phases, downtime)
         redone = 0
         if seen is not None and seen.total_step >= 0 and item.last_total_step >= 0:
             redone = max(0, item.last_total_step - (seen.total_step - seen.step))
         return e.IncidentClosed(item.id, outcome, downtime, phases, redone)
+
+
+def _fit(phases: dict[str, float], downtime_s: float) -> None:
+    """The survivors measured how long they stood; heartbeats miss the last steps before, and tell late of the first
+    one after. So what is too much was no waiting to notice it, then no waiting for the first step."""
+    excess = sum(phases.values()) - downtime_s
+    for name in ("detect", "first-step"):
+        cut = min(max(0.0, excess), phases.get(name, 0.0))
+        if cut:
+            phases[name] -= cut
+            excess -= cut

@@ -284,7 +284,8 @@ class StepsSeen(Event, frozen=True):
     """Progress of the slowest worker of the epoch, at most once a second, and at its first step.
 
     `step_at_s`: when the last step was made, controller's clock. `first_step_at_s`: the epoch's first step, or -1.
-    `total_step` is the optimizer's own count (-1 when it keeps none).
+    `total_step` is the optimizer's own count (-1 when it keeps none). `stall_s`: time of this epoch in which all
+    waited for saves, where that is known (simulations).
     """
 
     epoch: int
@@ -295,6 +296,7 @@ class StepsSeen(Event, frozen=True):
     saves: int = 0
     saved_step: int = -1
     rss_bytes: int = 0
+    stall_s: float = 0.0
 
 
 class MetricsSeen(Event, frozen=True):
@@ -306,21 +308,26 @@ class MetricsSeen(Event, frozen=True):
 
 
 class WorkersSeen(Event, frozen=True):
-    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; and its memory. Seldom, and
-    the more seldom the more workers there are."""
+    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; its memory; and the newest
+    step whose state it put into the vault of its node, -1: none. Seldom: the more workers, the more seldom."""
 
     epoch: int
     own_s: tuple[float, ...]
     rss_bytes: tuple[int, ...]
+    kept_steps: tuple[int, ...] = ()
 
 
 class FleetSeen(Event, frozen=True):
-    """Accelerators of a job whose workers are not listed, after a change. `slow`: of those that act."""
+    """Accelerators of a job whose workers are not listed, after a change. `slow`: of those that act.
+    `straggling`: share of the time of steps in which all wait for a slow one; `redundant`: share of the rest that is
+    spent on redundancy."""
 
     acting: int
     spare: int
     missing: int
     slow: int = 0
+    straggling: float = 0.0
+    redundant: float = 0.0
 
 
 class IncidentClosed(Event, frozen=True):

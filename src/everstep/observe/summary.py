@@ -1,9 +1,8 @@
 """What a job's journal amounts to: one fold over its entries into a `Summary`, for a finished or a running job.
 
-ETTR here is effective training time / wall time. The effective time of an epoch is the time from its first to its
-last step, less the share of the steps which only redid what an earlier epoch had done; the wall time runs from the
-job's submission to its end (or the newest entry). So starts, first steps, detection, restarts and redone work count
-as lost, and an undisturbed job has an ETTR of nearly 1.
+ETTR here is effective training time / wall time, as in the view of the job (docs/goodput.md): time in which steps were
+made that last, over the time from the job's submission to its end (or the newest entry). So starts, first steps,
+detection, restarts and redone work count as lost, and an undisturbed job has an ETTR of nearly 1.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.types import Blame, Verdict
+from everstep.observe.viewer import Viewer
 
 CLOCK_JUMP_S = 5.0  # a new controller whose monotonic clock differs by more from wall time runs on another clock
 
@@ -34,13 +34,6 @@ class EpochSummary(msgspec.Struct):
     began: int = 0  # steps of a kept state that it began with: its workers count on from there
     saves: int = 0
     rss_bytes: int = 0
-
-    @property
-    def effective_s(self) -> float:
-        """From the first to the last step, less the share of redone steps."""
-        if self.steps < 1 or self.first_step_s < 0:
-            return 0.0
-        return (self.last_step_s - self.first_step_s) * max(0.0, 1 - self.redone_steps / self.steps)
 
 
 class IncidentSummary(msgspec.Struct):
@@ -113,10 +106,12 @@ class _Fold:
     def __init__(self) -> None:
         self.summary = Summary(epochs=[], incidents=[], alerts=[], nodes={})
         self.incidents: dict[str, IncidentSummary] = {}
+        self.epochs: dict[int, EpochSummary] = {}
         self.intervals: list[tuple[float, int]] = []  # seconds a step, steps
         self.began_s: float | None = None
         self.offset_s = 0.0  # added to the controller's clock to keep one time line over its lives
         self.last: e.Entry | None = None
+        self.viewer = Viewer()
 
     def at(self, t_s: float) -> float:
         """Controller's clock to seconds since submission."""
@@ -124,6 +119,7 @@ class _Fold:
 
     def add(self, entry: e.Entry) -> None:
         summary = self.summary
+        self.viewer.add(entry)
         if self.began_s is None:
             self.began_s = entry.t_s
             summary.job, summary.submitted_wall_s = entry.job, entry.wall_s
@@ -144,7 +140,9 @@ class _Fold:
                 summary.nodes[node] = how.value
             case e.EpochFormed(plan):
                 nodes = tuple(m.node for m in plan.members)
-                summary.epochs.append(EpochSummary(plan.epoch, plan.world_size, nodes, self.at(entry.t_s)))
+                epoch = EpochSummary(plan.epoch, plan.world_size, nodes, self.at(entry.t_s))
+                self.epochs[plan.epoch] = epoch
+                summary.epochs.append(epoch)
             case e.StepsSeen():
                 self._steps(entry.event)
             case e.StateRestored(_, step, _, lost):
@@ -168,7 +166,7 @@ class _Fold:
     # Steps ----------------------------------------------------------------------------------------------
 
     def _steps(self, seen: e.StepsSeen) -> None:
-        epoch = next((x for x in reversed(self.summary.epochs) if x.epoch == seen.epoch), None)
+        epoch = self.epochs.get(seen.epoch)
         if epoch is None or seen.step < 1:
             return
         seen = msgspec.structs.replace(seen, step=seen.step - epoch.began)
@@ -209,7 +207,7 @@ class _Fold:
 
     def _alert(self, alert: e.Alert, epoch_number: int) -> None:
         self.summary.alerts.append(alert)
-        epoch = next((x for x in reversed(self.summary.epochs) if x.epoch == epoch_number), None)
+        epoch = self.epochs.get(epoch_number)
         if alert.kind == "step-fell-back" and epoch is not None:
             self._from_scratch(epoch)
 
@@ -255,8 +253,8 @@ class _Fold:
 
     def _last_step(self, incident: IncidentSummary) -> None:
         """The epoch's last progress is written down after the incident that ended it."""
-        epoch = next((x for x in self.summary.epochs if x.epoch == incident.epoch and x.steps), None)
-        if epoch is not None:
+        epoch = self.epochs.get(incident.epoch)
+        if epoch is not None and epoch.steps:
             incident.last_step_s, incident.step = epoch.last_step_s, epoch.last_total
 
     # The end --------------------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ class _Fold:
             self._last_step(incident)
         summary.restarts = max(0, len(summary.epochs) - 1)
         summary.redone_steps = sum(x.redone_steps for x in summary.epochs)
-        summary.effective_s = sum(x.effective_s for x in summary.epochs)
+        summary.effective_s = self.viewer.effective_s
         summary.step_s = _weighted_median(self.intervals)
         return summary
 

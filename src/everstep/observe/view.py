@@ -16,8 +16,8 @@ from everstep.core.types import Blame, Verdict
 
 # Newest ones that are kept whole; all are counted, and `incident_places` tells where the others are.
 KEPT_INCIDENTS, KEPT_SAVES, KEPT_EPOCHS, KEPT_ALERTS = 256, 64, 64, 64
-KEPT_EVENTS = 200  # of one incident's time line
-POINTS = 1024  # of a series; when it is full, neighbours become one
+KEPT_EVENTS = 120  # of one incident's time line
+POINTS = 720  # of a series; when it is full, neighbours become one
 
 
 class Bucket(str, enum.Enum):
@@ -141,7 +141,8 @@ class EpochView(msgspec.Struct):
     links_kept: int = -1  # of a formation: neighbours that stay so; -1: unknown
     links_new: int = -1
     first_step_s: float = -1.0
-    why: str = ""
+    why: str = ""  # incident that led to it; empty: the begin, or a planned change
+    formation: bool = False
 
 
 class Series(msgspec.Struct):
@@ -169,6 +170,7 @@ class View(msgspec.Struct):
     now_s: float = 0.0  # of the newest entry
     stage: str = ""
     exit_code: int | None = None
+    ended_s: float = -1.0
     why: str = ""
     epoch: int = 0
     term: int = 0
@@ -176,7 +178,7 @@ class View(msgspec.Struct):
     step: int = -1  # highest of the job
     goal: int = 0  # steps at which it ends, 0: not known
     steps: int = 0  # made, redone ones included
-    redone_steps: int = 0
+    redone_steps: int = 0  # that rollbacks took back: they are made again, or will be
     step_s: float = 0.0  # recent
     last_step_s: float = -1.0  # when it was made
     metrics: dict[str, float] = {}  # newest values that the script logged

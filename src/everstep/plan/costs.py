@@ -107,41 +107,40 @@ class Costs(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, seen={**self.seen, key(what): (count + 1, total_s + seconds)})
 
 
-class Accounts:
+class Accounts(msgspec.Struct):
     """What each decision cost, from the journal's records: feed every record, get what there is to learn.
 
     An incident's last decision is charged with its downtime: what was tried before belongs to its price. The time until
     the fault was found does not: it is the same whatever is done.
     """
 
-    def __init__(self) -> None:
-        self._chosen: dict[str, Action] = {}
-        self._lost_at_s: list[float] = []  # of nodes that are not replaced yet
-        self._died_at_s: dict[str, float] = {}  # node -> when a process died there that has no successor yet
-        self._seated: set[str] = set()
+    chosen: dict[str, Action] = {}
+    lost_at_s: list[float] = []  # of nodes that are not replaced yet
+    died_at_s: dict[str, float] = {}  # node -> when a process died there that has no successor yet
+    seated: set[str] = set()
 
     def saw(self, record: e.AnyEvent, now: float) -> list[tuple[str, float]]:
         """(what, seconds) that this record lets us learn."""
         match record:
             case e.Decided(incident, decision):
-                self._chosen[incident] = decision.action
+                self.chosen[incident] = decision.action
             case e.IncidentClosed(incident, outcome, downtime_s, phases):
-                action = self._chosen.pop(incident, None)
+                action = self.chosen.pop(incident, None)
                 if action is not None and outcome == "recovered" and downtime_s >= 0:
                     return [(key(action), max(0.0, downtime_s - phases.get("detect", 0.0)))]
             case e.NodeLost():
-                self._lost_at_s.append(now)
-            case e.NodeJoined() if self._lost_at_s:
-                return [(NODE, max(0.0, now - self._lost_at_s.pop(0)))]
+                self.lost_at_s.append(now)
+            case e.NodeJoined() if self.lost_at_s:
+                return [(NODE, max(0.0, now - self.lost_at_s.pop(0)))]
             case e.WorkerEnded(_, node, exit) if exit.failed:
-                self._died_at_s.setdefault(node, now)
+                self.died_at_s.setdefault(node, now)
             case e.FormationMade(formation):
                 return self._successors(formation, now)
         return []
 
     def _successors(self, formation: Formation, now: float) -> list[tuple[str, float]]:
         """Members for the first time, in processes that followed one which died there."""
-        new = [seat for seat in formation.seats if seat.worker not in self._seated]
-        self._seated = {seat.worker for seat in formation.seats}
+        new = [seat for seat in formation.seats if seat.worker not in self.seated]
+        self.seated = {seat.worker for seat in formation.seats}
         later = [seat.node for seat in new if not seat.worker.endswith("#0")]
-        return [(PROCESS, now - self._died_at_s.pop(node)) for node in later if node in self._died_at_s]
+        return [(PROCESS, now - self.died_at_s.pop(node)) for node in later if node in self.died_at_s]

@@ -7,9 +7,10 @@ import math
 from functools import lru_cache
 
 from everstep.core.decisions import Action
+from everstep.observe.view import Bucket
 from everstep.plan.closed import rerouting_slowdown
 from everstep.plan.presets import Preset
-from everstep.sim.buckets import Bucket, Buckets
+from everstep.sim.buckets import Buckets
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Pace, Progress, Save
 from everstep.sim.scenario import Job, Saves, Scenario
@@ -42,6 +43,7 @@ class Books:
         self.slow: dict[int, float] = {}  # node -> how much slower it makes the job
         self.booked_s = 0.0
         self.steps_redone = 0
+        self.stalled_s = 0.0  # of time, in saves
         self._pace: Pace | None = None
         self.holds = scenario.strategy.meanwhile  # the pace of before, until the switch
 
@@ -140,6 +142,7 @@ class Books:
         self.buckets.add(Bucket.REDUNDANCY, redundant)
         self.buckets.add(Bucket.STRAGGLER, lost - redundant)
         self._book(Bucket.STALL, self.working, stall_s)
+        self.stalled_s += stall_s
 
     def _paused(self, now: float) -> None:
         at = self.booked_s

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-
-
-class Bucket(str, enum.Enum):
-    PRODUCTIVE = "productive"
-    DETECTION = "detection"
-    RECOVERY = "recovery"
-    REDONE = "redone work"
-    STALL = "checkpoint stall"
-    START = "start"
-    WAITING = "waiting for capacity"
-    STANDBY = "idle standby"
-    STRAGGLER = "straggler loss"
-    REDUNDANCY = "redundant work"
+from everstep.observe.view import Bucket
 
 
 class Buckets:

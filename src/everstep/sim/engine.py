@@ -14,22 +14,21 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Decision
-from everstep.core.types import Blame, EpochPlan, JobSpec, NodeLoss
+from everstep.core.types import Blame, JobSpec, NodeLoss
 from everstep.core.virtual import VirtualClock
+from everstep.observe.view import Bucket
 from everstep.plan.costs import PROCESS
 from everstep.sim.arrivals import ALIVE, Replay, Source, is_transient, source
 from everstep.sim.asked import Asked
 from everstep.sim.books import LAWS, Books, Phase
-from everstep.sim.buckets import Bucket
 from everstep.sim.chance import Chance, exponential
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Save
 from everstep.sim.result import Gathered, Result
 from everstep.sim.scenario import Failures, Fault, Scenario, seconds_of, system
 from everstep.sim.slow import SlowNodes
+from everstep.sim.telling import Sink, Teller
 from everstep.sim.traces import Change, read
-
-Sink = Callable[[float, int, e.AnyEvent], None]  # seconds since the begin, epoch, what happened
 
 KEEPS_GAP = {Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.REPARTITION}  # nobody takes the seat
 GOES_BACK = {Action.RESTART, Action.ROLL_BACK}
@@ -80,20 +79,19 @@ class Engine:
         self.slow = SlowNodes(self)
         self.got = Gathered()
         self.open: dict[str, Incident] = {}
-        self.epoch = 1
         self.token = 0  # of the pause whose end is awaited
         self.resumes: Action | None = None  # what follows the wait for a node
         self.needs_all = False
-        self.began = (0.0, 0)  # of the epoch: when, and after how many steps
+        self.teller = Teller(self, sink)
         self.sources = [self._source(spec) for spec in scenario.failures]
-        self._sink, self._progress = sink, progress
+        self._progress = progress
         self._owed: list[tuple[Bucket, float]] = []  # parts of a pause that a wait interrupted, and their lengths
 
     def run(self) -> Result:
         until = self.scenario.until_s
         self.say(e.JobSubmitted(JobSpec(self.job.name, max_nodes=self.cluster.nodes, script=self.scenario.name)))
         self.say(e.ControllerStarted(1))
-        self._form()
+        self.teller.form()
         if self.books.can_run():
             self.pause([(Bucket.START, self.job.start_s)])
         else:
@@ -103,10 +101,11 @@ class Engine:
         for fault in self.scenario.faults:
             self.clock.at(fault.at_s, self._fault, fault)
         self.clock.at(0.0, self._sample, until / SAMPLES)
+        self.teller.look()
         while self.books.phase is not Phase.ENDED and self.clock.step(until):
-            pass
+            self.teller.look()
         self.settle()
-        self._seen()
+        self.teller.seen()
         self.say(e.JobEnded(0, "simulated time is over" if self.books.phase is not Phase.ENDED else "stopped"))
         return self.got.result(self)
 
@@ -117,27 +116,14 @@ class Engine:
         return self.clock.now_s
 
     def say(self, event: e.AnyEvent) -> None:
-        if self._sink is not None:
-            self._sink(self.now, self.epoch, event)
+        self.teller.say(event)
 
     def settle(self) -> None:
         self.books.settle(self.now)
 
-    def _seen(self) -> None:
-        (began_s, before), progress = self.began, self.books.progress
-        made = progress.steps - before
-        if made > 0:
-            first_s = began_s + self.books.full_step_s
-            self.say(e.StepsSeen(self.epoch, made, progress.steps, self.now, first_s, progress.saves))
-
-    def _form(self) -> None:
-        """An epoch without its list of members: with thousands, that would be the whole journal."""
-        world = self.books.working * self.cluster.accelerators_per_node
-        self.say(e.EpochFormed(EpochPlan(self.epoch, (), world, "", 0, self.epoch - 1)))
-        self.began = (self.now, self.books.progress.steps)
-
     def _sample(self, every_s: float) -> None:
         self.settle()
+        self.teller.seen()
         self.got.point(self)
         if self._progress is not None:
             self._progress(self.now / self.scenario.until_s)
@@ -309,14 +295,15 @@ class Engine:
         incident = Incident(f"i{number}", kind, self.now, alive=kind in ("drain", "slow", "grow"))
         self.got.incidents[kind] += 1
         self.open[incident.id] = incident
-        self._seen()
+        loses = self.strategy.loses == "step" and not incident.alive and not self.books.holds
+        self.teller.seen(lost=loses and self.books.phase is Phase.RUN)
         blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8])
         self.say(e.IncidentOpened(incident.id, kind, blame, cause))
         self.act(incident, self.decided(incident, seats, places, name(nodes[0])), mark)
 
     def decided(self, incident: Incident, seats: Sequence[int], places: int, target: str) -> Decision:
         decision = self.asked.decide(incident.kind, seats, places)
-        if self._sink is not None:
+        if self.teller.sink is not None:
             named = decision if decision.target else msgspec.structs.replace(decision, target=target)
             self.say(e.Decided(incident.id, named))
         return decision
@@ -406,6 +393,8 @@ class Engine:
         books.pauses = [part for part in books.pauses if part[1] > self.now] or [(parts[-1][0], at)]
         books.phase = Phase.PAUSE
         self.token += 1
+        for _, until in books.pauses[:-1] if self.teller.sink is not None else ():
+            self.clock.at(until, self.teller.look)
         self.clock.at(at, self.resume, self.token)
 
     def resume(self, token: int) -> None:
@@ -414,8 +403,8 @@ class Engine:
         self.settle()
         self.books.phase, self.books.pauses = Phase.RUN, []
         if self.open:
-            self.epoch += 1
-            self._form()
+            self.teller.epoch += 1
+            self.teller.form()
             self._saves_soon()
         for incident in list(self.open.values()):
             self._close(incident, "recovered")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.core.decisions import Action
-from everstep.sim.buckets import Bucket
+from everstep.observe.view import Bucket
 from everstep.sim.scenario import DAY_S
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class Gathered:
     def result(self, engine: Engine) -> Result:
         books, scenario = engine.books, engine.scenario
         wall_s = engine.now
+        held = wall_s * books.total_nodes * books.per_node
+        assert abs(books.buckets.total - held) <= 1e-6 * held + 1e-6, "every accelerator-second is in one bucket"
         samples = books.progress.steps * engine.job.samples_per_step
         days = max(1, int(scenario.until_s / DAY_S))
         per_day = Counter(self.days[day] for day in range(days))

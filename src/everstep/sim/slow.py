@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.decisions import Action
-from everstep.core.types import Blame
+from everstep.core.types import Blame, Verdict
 from everstep.plan.escalation import LEFT_ROLE, Rung, climbed, ladder, watched
 from everstep.plan.policy import Situation
 from everstep.sim.asked import scaled
@@ -27,6 +27,7 @@ class SlowNodes:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.phases: dict[int, int] = {}  # node -> number of its phase
+        self.since: dict[int, int] = {}  # node -> steps when it began to be slow
         self.incidents: dict[int, tuple[str, float]] = {}  # number of a phase that was found -> incident, since when
         self.count = 0
         self.chance = Stream(engine.chance.random())
@@ -35,6 +36,7 @@ class SlowNodes:
         engine = self.engine
         self.count += 1
         self.phases[node] = self.count
+        self.since[node] = engine.books.progress.steps
         engine.books.slow[node] = slowdown
         engine.books.changed()
         engine.clock.after(lasts_s, self._ended, node, self.count)
@@ -62,7 +64,11 @@ class SlowNodes:
             number = engine.got.incidents.total() + 1
             engine.got.incidents["slow"] += 1
             blame = (Blame(-1, f"n{node}", "slow"),)
-            engine.say(e.IncidentOpened(f"i{number}", "slow", blame, f"{engine.books.slow[node]:.2f} times slower"))
+            slowdown, steps = engine.books.slow[node], engine.books.progress.steps
+            why = f"{slowdown:.2f} times slower"
+            engine.say(e.IncidentOpened(f"i{number}", "slow", blame, why))
+            verdict = Verdict("slow", blame, why)
+            engine.say(e.SlowJudged(f"i{number}", verdict, "compute", slowdown - 1, self.since.get(node, 0), steps))
             self.incidents[phase] = f"i{number}", engine.now
             self._decided(node, phase, None)
             self._plan(node, phase, 0)

@@ -23,6 +23,7 @@ from everstep.control import sweep
 from everstep.control.journal import read
 from everstep.core import events as e
 from everstep.core.types import EpochPlan
+from everstep.testing.accounts import add_up
 
 T = TypeVar("T")
 POLL_S = 0.01
@@ -51,11 +52,13 @@ class LocalRun:
             )
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, error: object, *_more: object) -> None:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        if error is None:
+            add_up(self.entries())  # every accelerator-second is in one bucket
 
     # What it tells --------------------------------------------------------------------------------------
 
