@@ -30,13 +30,15 @@ WORKER_SIDE = {
     "src/everstep/control/zygote.py": "has torch imported, so that workers need not",
 }
 
-# Files of the brain which import an extra's package when they are asked to, never on import: path -> package.
+# Files of the brain which import an extra's package: when they are asked to, or only for who serves a dashboard.
 OPTIONAL = {
     "src/everstep/observe/metrics.py": "prometheus_client",
     "src/everstep/observe/otlp.py": "opentelemetry",
     "src/everstep/observe/plot.py": "matplotlib",
     "src/everstep/cli/plan_plot.py": "matplotlib",
     "src/everstep/detect/similar.py": "numpy",
+    "src/everstep/dashboard/app.py": "starlette",
+    "src/everstep/dashboard/serve.py": "uvicorn",
 }
 
 # Detectors that compute with arrays over members need numpy on import. Who uses them loads them when it has to judge.
@@ -80,6 +82,7 @@ PURE = (
     "src/everstep/control/slowness.py",
     "src/everstep/control/ticks.py",
     "src/everstep/control/verdicts.py",
+    "src/everstep/dashboard/guard.py",
     "src/everstep/observe/cases.py",
     "src/everstep/observe/charts.py",
     "src/everstep/observe/explain.py",

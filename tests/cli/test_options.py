@@ -150,13 +150,14 @@ def test_our_own_flags() -> None:
     made = config(
         "--grace 5 --hang-timeout 2 --first-step-timeout 20 --save-timeout 30 --eval-timeout 40 --standbys 1 "
         "--local-nodes 2 --controller n0:7 --token-file t --run-dir r --preload a,b --preload c --no-zygote "
-        "--expect-steps 9 --job j --set restart.crash_loop=4 --set env.X=1 train.py"
+        "--expect-steps 9 --job j --no-dashboard --set restart.crash_loop=4 --set env.X=1 train.py"
     )
     hang = made.hang
     assert (made.restart.grace_s, made.restart.crash_loop, made.expect_steps, made.job) == (5, 4, 9, "j")
     assert (hang.timeout_s, hang.first_step_s, hang.save_s, hang.eval_s) == (2, 20, 30, 40)
     assert (made.nodes.standbys, made.nodes.local_nodes, made.nodes.min) == (1, 2, 2)
     assert (made.control.controller, made.control.token_file, made.logs.run_dir) == ("n0:7", "t", "r")
+    assert (made.dashboard.enabled, config("train.py").dashboard.enabled) == (False, True)
     assert (made.worker.preload, made.worker.zygote, made.env) == (("a", "b", "c"), False, {"X": "1"})
 
 

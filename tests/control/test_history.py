@@ -89,12 +89,29 @@ def test_kept_views_are_begun_with(tended: Path, recorded: Path, monkeypatch: py
     assert len(closed) > 4 and len(seen) < len(entries) / len(closed)
     whole = folded(entries, entries[-1].t_s)
     assert shown(viewer.view) == shown(whole) and follower.new() == []
-    seen.clear()
-    at_s = 0.45 * entries[-1].t_s
-    view, expected = History(tended).at(at_s), folded(entries, at_s)
-    assert len(seen) < 2 * len(entries), "only the fold to compare with begins at the begin"
+    past, at_s = History(tended), 0.45 * entries[-1].t_s
+    for moment in (0.1 * at_s, at_s):
+        seen.clear()
+        view = past.at(moment)
+        assert 0 < len(seen) < 1.5 * len(entries) / len(closed)
+    expected = folded(entries, at_s)
     assert (view.step, view.num_incidents, view.epoch) == (expected.step, expected.num_incidents, expected.epoch)
     assert view.buckets == pytest.approx(expected.buckets, rel=1e-3, abs=1.0)
+
+
+def test_time_goes_on_when_a_controller_has_another_clock(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal.jsonl", "job") as book:
+        for event, t_s, wall_s in (
+            (e.ControllerStarted(1), 1000.0, 5.0),
+            (e.Alert("a", "b"), 1100.0, 105.0),
+            (e.ControllerStarted(2), 7.0, 165.0),
+            (e.Alert("c", "d"), 17.0, 175.0),
+        ):
+            book.append(event, t_s, wall_s, 0)
+    past = History(tmp_path)
+    viewer, follower = past.newest()
+    assert past.span_s == viewer.view.now_s == pytest.approx(170.0) and follower.place.n == 4
+    assert [entry.n for entry in past.events(150.0, 165.0)] == [3]
 
 
 def test_an_incident_that_the_view_no_longer_has(tended: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from everstep.cli.replay import replay, schedules
+from everstep.cli.schedules import replay, schedules
 from everstep.control import lifecycle, membership, node, raised, reform, roles, saved, seating, seats, verdicts
 from everstep.control.draft import Draft
 from everstep.control.job import Incident, Job, NodeState

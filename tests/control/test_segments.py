@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.control import journal as journal_module
 from everstep.control import tending
 from everstep.control.journal import Follower, Journal, JournalError, read
 from everstep.control.segments import Files
@@ -26,7 +27,8 @@ BYTES = 1000  # of a segment in these tests: some ten entries
 def write(path: Path, count: int, event: Event | None = None) -> None:
     with Journal.open(path, "j", BYTES) as journal:
         for _ in range(count):
-            journal.append(event or Ticked(), float(journal._next), 2e9, 3)  # type: ignore[arg-type]
+            journal.append(event or Ticked(), float(journal.last + 1), 2e9, 3)  # type: ignore[arg-type]
+        assert "grows" not in journal.note
 
 
 def numbers(path: Path) -> list[int]:
@@ -124,6 +126,8 @@ def test_whoever_died_left_a_whole_journal(path: Path, death: Callable[[Files], 
     assert numbers(path) == list(range(1, 56)), "and as it goes on"
     assert [entry.n for entry in follower.new()] == list(range(31, 56))
     assert not files.next.exists()
+    kept = [file.stat().st_ino for file in path.parent.glob("*.jsonl*") if file.stat().st_size]
+    assert len(set(kept)) == len(kept)
     tending.tend(path)
     assert numbers(path) == list(range(1, 56))
     assert [each.suffix for each in path.parent.glob("*.jsonl*")].count(".gz") == len(files.numbers()) - 1
@@ -180,6 +184,37 @@ def test_a_second_writer_waits_at_the_right_file(path: Path) -> None:
         assert done.returncode and f"written by process {os.getpid()}:" in done.stderr
 
 
+def test_a_writer_that_opened_a_file_just_closed_opens_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Journal.open(path, "j", BYTES)
+    lock, locked = journal_module._lock, []
+
+    def late(path: Path, fd: int) -> None:
+        while not Files(path).numbers():
+            first.append(Ticked(), 1.0, 2e9, 3)
+        first.close()
+        lock(path, fd)
+        locked.append(fd)
+
+    monkeypatch.setattr(journal_module, "_lock", late)
+    with Journal.open(path, "j", BYTES) as second:
+        second.append(Ticked(), 1.0, 2e9, 3)
+    assert len(locked) == 2 and numbers(path) == list(range(1, second.last + 1)) and path.stat().st_size > 0
+    assert Files(path).closed(1).read_bytes().count(b"\n") == second.last - path.read_bytes().count(b"\n")
+
+
+def test_a_follower_goes_on_in_a_segment_that_was_packed_meanwhile(path: Path) -> None:
+    follower = Follower(path)
+    with Journal.open(path, "j", 6000) as journal:
+        for n in range(1, 100):
+            journal.append(StepsSeen(1, n, -1, 0.0), 4.0 * n, 2e9, 1)
+            if n == 20:
+                assert [entry.n for entry in follower.new()] == list(range(1, 21))
+    tending.tend(path)
+    stays = [n for n in numbers(path) if n > 20]
+    assert [entry.n for entry in follower.new()] == stays
+    assert stays[0] < ends(Files(path), 1)[1] - 2 and len(stays) < 75, "some of that segment were compacted, not all"
+
+
 def test_without_room_for_another_file_the_active_one_grows(path: Path) -> None:
     write(path, 5)
     with Journal.open(path, "j", BYTES) as journal:
@@ -199,8 +234,9 @@ def test_a_tender_without_room_leaves_all_as_it_was(path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
-            tending.tend(path)
+        for act in (tending.tend, lambda path: tending.pack(Files(path), 1)):
+            with pytest.raises(OSError, match="File too large"):
+                act(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
@@ -227,7 +263,12 @@ def test_whoever_looks_reads_over_damage_and_a_controller_does_not(packed: Files
     def cut() -> None:
         packed.packed(2).write_bytes(packed.packed(2).read_bytes()[:-30])
 
+    def shorten() -> None:
+        lines = gzip.decompress(packed.packed(2).read_bytes()).splitlines(keepends=True)
+        packed.packed(2).write_bytes(gzip.compress(b"".join(lines[:-2])))
+
     cases: list[tuple[Callable[[], object], str]] = [
+        (shorten, f"000003.jsonl.gz: entries {second[-2]} to {second[-1]} are missing"),
         (lambda: damaged(packed), "000002.jsonl.gz, line 3 is damaged"),
         (lambda: packed.packed(2).unlink(), "segments 2 to 2 are missing"),
         (lambda: packed.packed(1).unlink(), "what came before segment 2 is missing"),

@@ -16,7 +16,7 @@ from everstep.core.errors import ExitCode
 from everstep.testing.local import LocalRun
 
 PLAIN = ("--no-zygote", "--nproc-per-node")
-COMMAND = (sys.executable, "-m", "everstep", "run")
+COMMAND = (sys.executable, "-m", "everstep", "run", "--no-dashboard")
 
 
 def script(folder: Path, text: str, name: str = "script.py") -> Path:

@@ -21,14 +21,15 @@ LATEST = Path("everstep_runs/latest")
 ANSWER_S = 2.0  # the controller has this long for its answer
 
 
-async def ask(address: Address, question: wire.Query | wire.DrainRequest | wire.SaveRequest) -> Mapping[str, Any] | str:
-    """What the controller says; why not, when it does not answer."""
+async def ask(address: Address, *questions: wire.Message) -> Mapping[str, Any] | str:
+    """What the controller answers to one of these, the only one that has an answer; why not, when it does not."""
     hello = wire.Hello(role="cli", node="", incarnation="", job=address.job)
     try:
         async with asyncio.timeout(2 * ANSWER_S):
             token, tls = read_token(Path(address.token_file)), client_context(address.tls_cert)
             link = await connect(address.host, address.port, token, hello, timeout_s=ANSWER_S, tls=tls)
-            link.send(question)
+            for question in questions:
+                link.send(question)
             reply = await link.expect(wire.Reply)
             link.close()
     except (EverstepError, ConnectionError) as error:  # a token that cannot be read is no answer either

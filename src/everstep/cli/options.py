@@ -44,6 +44,7 @@ OWN = (
     Flag(("--no-zygote",), "start every worker afresh", switch("worker.zygote", False)),
     Flag(("--expect-steps",), "fewer optimizer steps than this is a failure", key("expect_steps"), "N"),
     Flag(("--vault-memory",), "for images of the state, a node (half of what is free)", key("vault.memory"), "SIZE"),
+    Flag(("--no-dashboard",), "serve no page that shows the job", switch("dashboard.enabled", False)),
     Flag(("--dry-run",), "print the resolved settings and exit", nothing),
     Flag(("-h", "--help"), "print this text and exit", nothing),
 )

@@ -27,6 +27,7 @@ from everstep.cli import presence
 from everstep.cli.joining import Joined, join
 from everstep.cli.narrate import Narrator
 from everstep.cli.seat import Seat, num_slots, require_room, take_seat
+from everstep.cli.showing import Showing
 from everstep.cli.vaults import FINISH_S, Vaults
 from everstep.control import sweep
 from everstep.control.output import Console
@@ -105,6 +106,7 @@ class Launcher:
         self.ending = asyncio.Event()
         self.exit_code = int(ExitCode.INTERNAL)
         self.minders: set[asyncio.Task[None]] = set()
+        self.showing: Showing | None = None  # the dashboard, where the controller is
         self.vaults = Vaults(config, self.token_file, len(seat.nodes), self._start_vault)
 
     @classmethod
@@ -146,6 +148,8 @@ class Launcher:
             await self._start_agent(node, address)
             self._mind(self._mind_agent(node, address))
             self._mind(self.vaults.mind(node))
+        if self.listener:
+            self._show()
         while not self.ending.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), 0.2)
@@ -199,6 +203,12 @@ class Launcher:
                 await asyncio.sleep(CONTROLLER_REST_S)
             await self._start_controller()
         self.ending.set()
+
+    def _show(self) -> None:
+        self.showing = Showing.open(self.config, self.run_dir, _die_with_parent)
+        if self.showing:
+            self._keep("dashboard.url", self.showing.url)
+            self._mind(self.showing.mind())
 
     # Agents ---------------------------------------------------------------------------------------------
 
@@ -319,6 +329,7 @@ class Launcher:
 
     async def _close(self) -> None:
         """The controller is gone; its agents were told to leave. Whoever stays is not needed any more."""
+        shown = asyncio.create_task(self.showing.close()) if self.showing else None
         waiting = [asyncio.ensure_future(p.wait()) for p in self.agents.values() if p.returncode is None]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=self.config.control.stop_margin_s)
@@ -334,11 +345,14 @@ class Launcher:
             await asyncio.to_thread(sweep.purge, self.job, node, ())
         if not await self.vaults.close(FINISH_S if self.stops < 2 else 0.0) and self.exit_code == ExitCode.OK:
             self.exit_code = int(ExitCode.FAILED)  # the vault said what is not on disk
+        if shown:
+            await shown
         self._reap_strays()
 
     def _reap_strays(self) -> None:
         """Orphans of a dead agent, or of a worker without a zygote, came to us: nobody else can reap them."""
-        processes = (self.controller, *self.agents.values(), *self.vaults.processes)
+        page = self.showing.process if self.showing else None
+        processes = (self.controller, page, *self.agents.values(), *self.vaults.processes)
         ours = {process.pid for process in processes if process is not None}
         while (found := _next_dead()) and found not in ours:  # ours are left to those who wait for them
             os.waitpid(found, 0)

@@ -179,7 +179,7 @@ class Controller:
         if incident.kind in e.WATCHED:
             return
         first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
-        if incident.kind not in SAID:
+        if incident.kind not in SAID and self.job.formation is None:  # of a session nobody stops
             self.told = (incident.incident, first)
         files = self.evidence.claim(incident.incident)
         if files:

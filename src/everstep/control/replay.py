@@ -10,6 +10,7 @@ it over schedules), so does all that follows. Another version of the code, or an
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -122,8 +123,9 @@ def keep(files: Files, place: Place, past: Past) -> None:
     marks.write(files.past, marks.PastMark(place, fingerprint()), msgspec.msgpack.encode(past))
 
 
+@functools.cache
 def fingerprint() -> str:
-    """Of the code on disk that makes the state."""
+    """Of the code that makes the state, as it was on disk when this was first asked."""
     digest = hashlib.sha256(msgspec.__version__.encode())
     root = Path(__file__).parent.parent
     for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py")):

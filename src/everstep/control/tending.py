@@ -146,6 +146,7 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true", help="keep what a new controller has to know, too")
     arguments = parser.parse_args()
     os.nice(19)
+    replay.fingerprint()  # of what is loaded: it may be another one later
     try:
         tend(arguments.journal, with_past=arguments.replay)
     except (OSError, JournalError) as error:

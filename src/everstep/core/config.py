@@ -151,6 +151,17 @@ class Trace(Group, frozen=True):
     size: str = "4M"  # of a place's files, the newest spans; 0: no trace
 
 
+class Dashboard(Group, frozen=True):
+    """The page that shows the job, served beside the controller. Elsewhere than on loopback all of it needs a token."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7070  # any free one when it is taken
+    otlp: str = ""  # http://HOST:PORT of an OpenTelemetry collector that is to hear of the job; empty: none
+    names: tuple[str, ...] = ()  # host names by which browsers reach it through a proxy
+    private: bool = False  # reading needs the token on loopback too: others work on this machine
+
+
 class Worker(Group, frozen=True):
     kind: Literal["script", "module", "program"] = "script"
     target: str = ""
@@ -177,6 +188,7 @@ class RunConfig(Group, frozen=True):
     vault: Vault = Vault()
     preflight: Preflight = Preflight()
     trace: Trace = Trace()
+    dashboard: Dashboard = Dashboard()
     env: dict[str, str] = {}  # added to every worker's environment, on top of its launcher's
     job: str = ""  # name; empty: the rendezvous id, else made up
     expect_steps: Count = 0  # a job that ends with fewer optimizer steps failed; 0: unknown

@@ -30,13 +30,22 @@ POLL_S = 0.01
 
 
 class LocalRun:
-    """One `everstep run`. `directory` becomes the working directory and holds the run folder."""
+    """One `everstep run`. `directory` becomes the working directory and holds the run folder.
+
+    Without `dashboard` it serves no page."""
 
     def __init__(
-        self, directory: Path, script: Path | str, *options: str, args: tuple[str, ...] = (), **env: str
+        self,
+        directory: Path,
+        script: Path | str,
+        *options: str,
+        args: tuple[str, ...] = (),
+        dashboard: bool = False,
+        **env: str,
     ) -> None:
         self.directory = directory
         command = [sys.executable, "-m", "everstep", "run", "--run-dir", str(directory / "runs")]
+        command += [] if dashboard else ["--no-dashboard"]
         self.command = [*command, *options, str(script), *args]
         self.env = {**os.environ, **env}
         self.output = directory / "output.txt"
@@ -118,6 +127,9 @@ class LocalRun:
     def controller_pid(self) -> int:
         return int((self.run_dir / "controller.pid").read_text())
 
+    def dashboard_url(self) -> str:
+        return self.until(lambda: _text(self.run_dir / "dashboard.url"))
+
     def agent_pid(self, node: str) -> int:
         return int((self.run_dir / f"agent-{node}.pid").read_text())
 
@@ -156,3 +168,7 @@ class LocalRun:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not over after {timeout_s} s; output:\n{self.text()[-4000:]}") from None
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,164 @@
+// Drain, save and stop: each says what it will do, and asks for the token; what ends something, for the job's name.
+
+import { h, keyed, setText } from "./dom.js";
+import { count } from "./format.js";
+import { getJson } from "./store.js";
+
+const id = (name) => document.getElementById(name);
+
+const ACTIONS = {
+  save: {
+    label: "Save now …",
+    title: "Save now",
+    what: () => "The state is saved to the job's checkpoints after the step under way. Training goes on meanwhile.",
+    go: "Save",
+    harmless: true, // the name is filled in
+  },
+  drain: {
+    label: "Drain a node …",
+    title: "Drain",
+    what: () =>
+      "The node, or one worker, leaves between two steps. The others go on, a standby takes its place if there is one.",
+    go: "Drain",
+    target: true,
+  },
+  stop: {
+    label: "Stop the job …",
+    title: "Stop the job",
+    what: (view) =>
+      `All workers of ${view.job} are stopped, after step ${count(view.step)}. The job does not go on by itself.`,
+    go: "Stop the job",
+    danger: true,
+  },
+};
+
+export class Controls {
+  constructor(store) {
+    this.store = store;
+    this.dialog = id("ask");
+    this.token = ""; // kept as long as this page is open, and nowhere else
+    store.on((changed) => (changed.has("stage") || changed.has("exit_code") || changed.has("job")) && this.draw());
+  }
+
+  draw() {
+    const why = this.whyNot();
+    setText(id("control-note"), why || "Each asks before it acts, and needs the job's token.");
+    const buttons = Object.entries(ACTIONS).map(([name, action]) => ({ name, action, why }));
+    keyed(
+      id("control-buttons"),
+      buttons,
+      ({ name }) => name,
+      ({ name, action }) => {
+        const button = h(
+          "button",
+          { type: "button", class: action.danger ? "danger" : null, onclick: () => this.ask(name) },
+          action.label,
+        );
+        button.show = (now) => {
+          button.disabled = Boolean(now.why);
+        };
+        return button;
+      },
+    );
+  }
+
+  whyNot() {
+    const { info, live } = this.store;
+    if (!info?.controls)
+      return info?.mode === "live"
+        ? "This page only shows the job: it cannot control it."
+        : `This is a ${info?.mode} job: there is nothing to control.`;
+    return live && live.exit_code !== null ? "The job has ended." : "";
+  }
+
+  ask(name) {
+    const action = ACTIONS[name];
+    const view = this.store.live;
+    const form = h("form", { method: "dialog", class: "ask" });
+    const fields = {
+      token: this.tokenField(),
+      confirm: confirmField(view.job, action.harmless ? view.job : ""),
+      target: action.target ? targetField(view) : null,
+    };
+    const answer = h("p", { class: "answer", role: "status" });
+    const go = h("button", { type: "submit", class: action.danger ? "danger" : "primary", disabled: true }, action.go);
+    const cancel = h("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel");
+    form.append(
+      h("h2", { id: "ask-title" }, action.title),
+      h("p", {}, action.what(view)),
+      ...[fields.target?.label, fields.confirm.label, fields.token.label, answer].filter(Boolean),
+      h("div", { class: "buttons" }, go, cancel),
+    );
+    const ready = () => {
+      go.disabled =
+        fields.confirm.input.value !== view.job ||
+        !fields.token.input.value ||
+        (fields.target && !fields.target.input.value);
+    };
+    form.addEventListener("input", ready);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send(name, fields, go, answer, cancel);
+    });
+    this.dialog.replaceChildren(form);
+    this.dialog.showModal();
+    (fields.target ?? fields.confirm).input.focus();
+    ready();
+  }
+
+  tokenField() {
+    const input = h("input", { type: "password", autocomplete: "off", value: this.token, required: true });
+    return { input, label: h("label", {}, "the token, from dashboard.token in the run folder", input) };
+  }
+
+  async send(name, fields, go, answer, cancel) {
+    this.token = fields.token.input.value.trim();
+    go.disabled = true;
+    setText(answer, "asking …");
+    const undo = fields.target?.undo.checked;
+    const body = {
+      confirm: fields.confirm.input.value,
+      ...(fields.target ? { target: fields.target.input.value.trim(), undo } : {}),
+    };
+    try {
+      const { ok } = await getJson(`/api/control/${name}`, {
+        method: "POST",
+        headers: { "Content-Type": "application/json", Authorization: `Bearer ${this.token}` },
+        body: JSON.stringify(body),
+      });
+      setText(answer, ok);
+      answer.className = "answer ok";
+      setText(cancel, "Close");
+    } catch (error) {
+      setText(answer, `Refused: ${error.message}`);
+      answer.className = "answer bad";
+      go.disabled = false;
+    }
+  }
+}
+
+function confirmField(job, value) {
+  const input = h("input", { type: "text", autocomplete: "off", value, spellcheck: "false", required: true });
+  return {
+    input,
+    label: h("label", {}, h("span", {}, "type the job's name, ", h("strong", {}, job), ", to confirm"), input),
+  };
+}
+
+/** A node's name, a worker's rank, or node/local_rank; names of nodes that are here are offered. */
+function targetField(view) {
+  const options = view.nodes
+    .filter((node) => node.state !== "lost")
+    .slice(0, 500)
+    .map((node) => h("option", { value: node.name }, node.state));
+  const input = h("input", { type: "text", list: "targets", autocomplete: "off", spellcheck: "false", required: true });
+  const undo = h("input", { type: "checkbox" });
+  const label = h(
+    "div",
+    { class: "target" },
+    h("label", {}, "node, rank, or node/local rank", input),
+    h("datalist", { id: "targets" }, ...options),
+    h("label", { class: "check" }, undo, "take it back: its place is to be filled again"),
+  );
+  return { input, undo, label };
+}

@@ -1,0 +1,82 @@
+// A View's Series as what uPlot draws, and which charts there are.
+
+import { UNKNOWN, count, percent, rate, significant, stepTime } from "./format.js";
+
+const GAP = 4; // times what is usual between two points: more is a gap in the curve
+
+/** Series -> [times, low, high, mean] of the bins that hold something, with a hole where the curve has one. */
+export function points(series) {
+  const data = [[], [], [], []];
+  const { every_s: every, mean, low, high } = series;
+  const filled = [];
+  mean.forEach((value, i) => value !== null && filled.push(i));
+  const hole = GAP * usual(filled);
+  let before = -1;
+  for (const i of filled) {
+    if (before >= 0 && i - before > hole) push(data, ((before + i + 1) / 2) * every, null, null, null);
+    push(data, (i + 0.5) * every, low[i] ?? mean[i], high[i] ?? mean[i], mean[i]);
+    before = i;
+  }
+  return data;
+}
+
+function push(data, ...values) {
+  values.forEach((value, i) => data[i].push(value));
+}
+
+/** Bins from one filled one to the next, in the middle of all. */
+function usual(filled) {
+  const apart = filled
+    .slice(1)
+    .map((i, at) => i - filled[at])
+    .sort((a, b) => a - b);
+  return apart[Math.floor(apart.length / 2)] ?? 1;
+}
+
+export function newest(values) {
+  for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return i;
+  return -1;
+}
+
+/** What a curve's caption says: the value under the cursor, else the newest; and how far it went in that bin. */
+export function readout({ format, axis }) {
+  return ([times, low, high, mean], index) => {
+    const at = index === null || mean[index] === null ? newest(mean) : index;
+    if (at < 0) return { value: UNKNOWN, more: "", at: null };
+    const wide = high[at] - low[at] > 0.02 * Math.abs(mean[at]);
+    const bare = axis ?? format;
+    return { value: format(mean[at]), more: wide ? `${bare(low[at])} to ${bare(high[at])}` : "", at: times[at] };
+  };
+}
+
+export const percentAxis = (y) => `${significant(y * 100)} %`;
+
+const FIRST = { steps_per_s: 0, step_s: 1, members: 2, ettr: 3 };
+const KNOWN = {
+  steps_per_s: { title: "Throughput", format: rate, axis: (y) => significant(y), color: "accent", zero: true },
+  step_s: { title: "Step time", format: stepTime, axis: (y) => (y > 0 ? stepTime(y) : "0"), color: "accent" },
+  members: { title: "Accelerators in steps", format: count, stepped: true, color: "accent", zero: true },
+  ettr: { title: "ETTR", format: percent, axis: percentAxis, color: "good-mark" },
+};
+
+/** How the series NAME is drawn. A metric has the unit that the script gave it: none that we know. */
+export function kindOf(name) {
+  if (KNOWN[name]) return KNOWN[name];
+  const title = name.replace(/^metric:/, "");
+  return {
+    title: title === "loss" ? "Loss" : title,
+    format: (y) => significant(y, 4),
+    axis: (y) => significant(y),
+    color: "metric",
+  };
+}
+
+/** Loss first, then what every job has, then the script's other metrics. */
+export function order(names) {
+  const metrics = names.filter((name) => name.startsWith("metric:")).sort();
+  const lead =
+    metrics.find((name) => name === "metric:loss") ?? metrics.find((name) => name.includes("loss")) ?? metrics[0];
+  const ours = names.filter((name) => name in FIRST).sort((a, b) => FIRST[a] - FIRST[b]);
+  const others = names.filter((name) => !ours.includes(name) && !metrics.includes(name)).sort();
+  return { main: lead ? [lead, ...ours] : ours, more: [...metrics.filter((name) => name !== lead), ...others] };
+}

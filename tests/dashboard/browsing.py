@@ -1,0 +1,62 @@
+"""A page in a real browser, watched for what no page of ours may do. Chromium is Debian's, at /usr/bin/chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+expect.set_options(timeout=20_000)  # other work may delay a page
+
+SHOWN_MS = 1000.0
+TRIES = 3  # other work on the machine may delay one of them
+
+
+class Watched:
+    """A page, and all that a page must not do: it is looked at when the test ends."""
+
+    def __init__(self, browser: Browser, host: str, width: int = 1280) -> None:
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 900})
+        self.wrong: list[str] = []
+        self.page.on(
+            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda asked: None if asked.url.startswith(host) else self.wrong.append(asked.url))
+
+
+def show(browser: Browser, opened: list[Watched], url: str, path: str = "/", width: int = 1280) -> Page:
+    watched = Watched(browser, url, width)
+    opened.append(watched)
+    watched.page.goto(url + path)
+    expect(watched.page.locator("#job")).not_to_be_empty()
+    return watched.page
+
+
+# In the page: from the arrival of a change until a text is there. Asked before the change is pushed.
+UNTIL = """([selector, text]) => new Promise((resolve) => {
+  let began = 0;
+  const look = () => {
+    if ([...document.querySelectorAll(selector)].some((found) => found.textContent.includes(text))) {
+      observer.disconnect();
+      resolve(performance.now() - began);
+    }
+  };
+  const observer = new MutationObserver(look);
+  observer.observe(document.body, { subtree: true, childList: true, characterData: true });
+  began = performance.now();
+  document.body.dataset.asked = text;
+})"""
+
+
+def shows(page: Page, selector: str, text: str, happens: Callable[[], None]) -> float:
+    """Milliseconds from what happens until the page has the text: the whole way."""
+    page.evaluate(f"(asked) => {{ globalThis.waiting = ({UNTIL})(asked); }}", [selector, text])
+    happens()
+    return float(page.evaluate("() => globalThis.waiting"))

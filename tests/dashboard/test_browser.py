@@ -1,0 +1,214 @@
+"""The page in a real browser: it shows what happens at once, works by keyboard, on any screen, and asks nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import canned
+import fixture
+import pytest
+from browsing import SHOWN_MS, TRIES, Watched, show, shows
+from fixture import Server
+from playwright.sync_api import Browser, Page, expect
+
+from everstep.observe.view import NodeState, NodeView, View
+
+AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
+
+
+def calm() -> View:
+    """The small job before anything happened to it."""
+    return fixture.cut(canned.small(), 100.0)
+
+
+def happen(page: Page, server: Server) -> list[float]:
+    """A kill, its recovery, a hang, a drain and a standby's promotion; how long each took to be seen."""
+    killed, nodes = canned.kill(at_s=100.0, is_open=True), server.view.nodes
+    leaving = [NodeView("node2", NodeState.LEAVING, "drained", slots=2), *(n for n in nodes if n.name != "node2")]
+    after = canned.closed(killed)
+
+    def seen(selector: str, text: str, **change: object) -> float:
+        return shows(page, selector, text, lambda: server.push(**change))
+
+    took = [
+        seen("#status-label", "Recovering", incidents=[killed], num_incidents=1, now_s=100.1),
+        seen("#incident-list .outcome", "recovered", incidents=[after], now_s=101.0),
+        seen("#incident-list .what", "hang: rank 1", incidents=[after, canned.hang()]),
+        seen("#map-legend", "leaving nodes: 1", nodes=leaving),
+        seen("#epoch-rows", "a standby was promoted", epochs=canned.small().epochs),
+    ]
+    return took
+
+
+def test_shows_what_happens_within_a_second(browser: Browser, opened: list[Watched]) -> None:
+    slowest = []
+    for _ in range(TRIES):
+        view = calm()
+        view.nodes[1] = NodeView("node2", slots=2)
+        view.epochs = view.epochs[:-1]
+        with Server(view) as server:
+            page = show(browser, opened, server.url)
+            expect(page.locator("#status-label")).to_have_text("Training")
+            slowest.append(max(happen(page, server)))
+            assert page.title().startswith("Training")
+            page.goto("about:blank")  # its stream ends before its server does
+        if slowest[-1] < SHOWN_MS:
+            return
+    pytest.fail(f"milliseconds until it was seen: {slowest}")
+
+
+@pytest.mark.parametrize("name", ["small", "large", "huge"])
+def test_looks(browser: Browser, opened: list[Watched], name: str) -> None:
+    """Nothing is cut, overlaps, is too wide or too pale, from a phone to a wall, in both themes."""
+    view, mode = next((view, mode) for scene, view, mode in fixture.scenes() if scene == name)
+    with Server(view, mode) as server:
+        page = show(browser, opened, server.url)
+        wrong = audited(page)
+        if name == "small":
+            page.locator("#incident-list a").last.click()
+            page.get_by_text("stacks.txt").click()
+            expect(page.locator("#incident pre").last).to_contain_text("line 41 in forward")
+            wrong += audited(page)
+        page.goto("about:blank")
+    assert wrong == []
+
+
+def audited(page: Page) -> list[str]:
+    wrong = []
+    for width in (360, 1280, 3840):
+        page.set_viewport_size({"width": width, "height": 900})
+        for _ in range(2):
+            page.locator("#theme-button").click()
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            theme = page.evaluate("() => document.documentElement.dataset.theme")
+            wrong += [f"{width} {theme}: {text}" for text in page.evaluate(AUDIT)]
+    return wrong
+
+
+def test_audit_finds_what_is_wrong(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server.url)
+        page.evaluate("""() => {
+            document.getElementById("about").style.color = "var(--page)";
+            document.getElementById("job").style.cssText = "position: absolute; left: 12px; top: 12px";
+            document.getElementById("tiles").style.width = "1400px";
+            document.querySelector(".tile dt").style.cssText = "width: 8px; overflow: hidden; white-space: nowrap";
+        }""")
+        found = {text.split()[0].rstrip(":") for text in page.evaluate(AUDIT)}
+        page.goto("about:blank")
+    assert found == {"contrast", "overlap", "the", "cut"}
+
+
+def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.large(), "recorded", at=lambda at: fixture.cut(canned.large(), at)) as server:
+        page = show(browser, opened, server.url)
+        page.keyboard.press("Tab")
+        expect(page.locator("#skip")).to_be_focused()
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page.locator("#incident h2").first).to_have_text("hang: rank 1 on node1")
+        expect(page.locator("#overview")).to_be_hidden()
+        page.keyboard.press("j")
+        expect(page.locator("#incident h2").first).to_have_text("crash: rank 3 on node2")
+        page.keyboard.press("Escape")
+        expect(page.locator("#overview")).to_be_visible()
+        page.keyboard.press("m")
+        page.keyboard.press("n")
+        expect(page.locator("#map-facts")).to_contain_text("217")
+        output = page.get_by_role("link", name="its output")
+        assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
+        page.keyboard.press("n")
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#announcer")).to_contain_text("rank 504, ")
+        expect(page.locator("#announcer")).to_contain_text("state gone")
+        page.get_by_role("button", name="As a table").click()
+        expect(page.locator("#node-rows th").first).to_have_text("gpu-a063.cluster")
+        page.locator("#node-sort").select_option("slow")
+        expect(page.locator("#node-rows th").first).to_have_text("gpu-a087.cluster")
+        page.locator("#node-filter").fill("a027")
+        expect(page.locator("#node-rows tr")).to_have_count(1)
+        page.locator("#map-title").click()  # out of the field
+        page.keyboard.press("?")
+        expect(page.locator("#help")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("t")
+        assert page.evaluate("() => document.documentElement.dataset.theme") in ("dark", "light")
+
+
+def test_incident_from_a_mark_and_its_files(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server.url)
+        page.locator("#charts .mark").first.click()
+        expect(page.locator("#incident h2").first).to_have_text("crash: rank 3 on node2")
+        for text in (
+            "respawn in place",
+            "not possible",
+            "no standby is here",
+            "93\u00a0% sure",
+            "first sign",
+            "6 links kept",
+        ):
+            expect(page.locator("#incident")).to_contain_text(text)
+        page.get_by_text("stacks.txt").click()
+        expect(page.locator("#incident pre").last).to_contain_text("line 41 in forward")
+        server.push(incidents=[*server.view.incidents, canned.kill(9, 730.0, is_open=True)], num_incidents=4)
+        expect(page.locator("#announcer")).to_contain_text("New incident: crash: rank 3 on node2")
+        expect(page.locator("#incident pre").last).to_contain_text("line 41 in forward")
+        page.goto("about:blank")
+
+
+def test_controls(browser: Browser, opened: list[Watched]) -> None:
+    """Only with the job's name and the token; what the server answers is shown."""
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server.url)
+        page.get_by_role("button", name="Drain a node").click()
+        page.get_by_label("node, rank").fill("node2")
+        page.get_by_label("the token").fill("wrong")
+        go = page.get_by_role("button", name="Drain", exact=True)
+        expect(go).to_be_disabled()
+        page.get_by_label("type the job's name").fill("gpt-small")
+        go.click()
+        expect(page.locator(".answer")).to_contain_text("Refused: the token is missing or wrong")
+        assert server.told == []
+        opened[0].wrong.clear()  # the browser logs the refusal
+        page.get_by_label("the token").fill(fixture.TOKEN)
+        go.click()
+        expect(page.locator(".answer")).to_have_text("node2 is asked to leave")
+        assert server.told == [{"verb": "drain", "confirm": "gpt-small", "target": "node2", "undo": False}]
+        page.get_by_role("button", name="Close").click()
+        server.push(exit_code=0, stage="finished")
+        expect(page.locator("#status-label")).to_have_text("Finished")
+        expect(page.get_by_role("button", name="Stop the job")).to_be_disabled()
+        page.goto("about:blank")
+
+
+def test_slider(browser: Browser, opened: list[Watched]) -> None:
+    view = canned.small()
+    with Server(view, "recorded", at=lambda at: fixture.cut(view, at)) as server:
+        page = show(browser, opened, server.url)
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        page.locator("#to-previous").click()
+        page.locator("#to-previous").click()
+        page.locator("#to-previous").click()
+        expect(page.locator("#incident-list li")).to_have_count(1)
+        expect(page.locator("#moment")).to_contain_text("2\u00a0min 01\u00a0s of 12\u00a0min 20\u00a0s")
+        page.locator("#speed").select_option("600")
+        page.locator("#play").click()
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        expect(page.locator("#play")).to_have_text("Play")
+
+
+def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
+    """Unless the job has ended: then nothing more is to come."""
+    with Server(calm()) as server:
+        page = show(browser, opened, server.url)
+        port = int(server.url.rpartition(":")[2])
+    expect(page.locator("#trouble")).to_contain_text("No news from the server")
+    with Server(canned.small(), port=port) as server:
+        expect(page.locator("#trouble")).to_be_hidden()
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        server.push(exit_code=0, stage="finished")
+        expect(page.locator("#status-label")).to_have_text("Finished")
+    expect(page.locator("#trouble")).to_contain_text("The job has ended, and its server with it")
+    opened[0].wrong.clear()  # the browser logs that nobody answered
