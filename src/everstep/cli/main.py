@@ -43,6 +43,7 @@ COMMANDS = {
     "sim": ("everstep.cli.sim:app", "Simulate a job on a failing cluster: what it costs, and what helps."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),
     "top": ("everstep.cli.top:top", "Watch a job on the terminal."),
+    "trace": ("everstep.cli.trace:trace", "Write what a job's workers did as a trace for Perfetto."),
 }
 
 

@@ -38,6 +38,7 @@ from everstep.control.spawner import PlainSpawner, ZygoteSpawner
 from everstep.control.stacks import take_stacks
 from everstep.control.tls import client_context
 from everstep.control.token import read_token
+from everstep.control.tracing import Tracer
 from everstep.control.trackers import see_out
 from everstep.control.transport import Link, backoff, connect
 from everstep.control.voice import PATIENCE_S, speak_through
@@ -85,6 +86,7 @@ class Agent:
         self.spawner: Spawner = self._make_spawner()
         self.preflight = Preflight(options, self.place.zygote_env(), self._examined)
         self.tail = Tail(console)
+        self.tracer = Tracer(options, self.place.trace_bytes)
         self.crew: Crew | None = None
         self.link: Link | None = None
         self.events: deque[n.NodeEvent] = deque()
@@ -169,6 +171,7 @@ class Agent:
             self._start_store(epoch * KEYS + KEYS + STORE, plan.world_size)
         self.crew = Crew(plan, requests, self.spawner, self.oom, self._failed, self._gone, self._session)
         self.crew.start(time.monotonic_ns())
+        self.tracer.follow(*self.crew.workers.values())
         if self.node.directive.formation is not None:
             self.crew.tell(self.node.directive.formation)
 
@@ -183,6 +186,7 @@ class Agent:
             self.tail.finish(path)
         self._follow(crew.plan, local_rank, request)
         crew.respawn(local_rank, request, time.monotonic_ns())
+        self.tracer.follow(crew.workers[local_rank])
 
     def _follow(self, plan: EpochPlan, local_rank: int, request: SpawnRequest) -> None:
         """What the worker writes shows on the console, as far as it is wanted there."""
@@ -206,6 +210,7 @@ class Agent:
 
     def _gone(self, local_rank: int, exit: Exit) -> None:
         self._heartbeat()  # its last steps and saves: its end may end the job
+        self.tracer.over(local_rank)
         self.feed(n.WorkerGone(self.node.report.epoch, local_rank, exit))
 
     def _cut(self, crew: Crew, local_ranks: tuple[int, ...], late: bool) -> None:
@@ -404,6 +409,7 @@ class Agent:
     async def _close(self) -> None:
         await self.tail.close()
         await self.spawner.close()
+        self.tracer.close()
         self.listener.close()
         self.kernel.close()
         if self.link is not None:

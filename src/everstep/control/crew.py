@@ -219,7 +219,8 @@ class Crew:
             self._add(local_rank, request)
 
     def _add(self, local_rank: int, request: SpawnRequest) -> Worker:
-        page = None if request.kind is Kind.PROGRAM else Page.create(f"{self.plan.epoch}-{local_rank}")
+        name, size = f"{self.plan.epoch}-{local_rank}", request.ring_bytes
+        page = None if request.kind is Kind.PROGRAM else Page.create(name, size)
         worker = Worker(local_rank, self.plan.rank(request.env["EVERSTEP_NODE"], local_rank), request, page)
         self.workers[local_rank] = self.by_key[request.key] = worker
         return worker

@@ -39,6 +39,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     address: str = ""  # where other nodes reach it
     secret: bytes = b""  # proves links between workers; never in the environment
     vault: VaultPlace = VaultPlace()
+    ring_bytes: int = 0  # of its trace, behind its page
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):

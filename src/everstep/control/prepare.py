@@ -17,8 +17,9 @@ from everstep.control.environ import worker_env
 from everstep.control.launch import Kind, SpawnRequest, Warm
 from everstep.control.output import line_prefix
 from everstep.control.token import links_secret
-from everstep.core.config import RunConfig, Std
+from everstep.core.config import RunConfig, Std, size_of
 from everstep.core.identity import VaultPlace
+from everstep.core.trace import RING_BYTES
 from everstep.core.types import EpochPlan
 
 STORE = -1  # the store's place among the keys of an epoch
@@ -52,6 +53,7 @@ class Workplace:
         self.options = options
         self.config = options.config
         self.base = dict(os.environ) | self.config.env
+        self.trace_bytes = size_of(self.config.trace.size or "0", "trace.size")
 
     def versions(self) -> dict[str, str]:
         """Found without importing anything: a node with another torch must not join."""
@@ -131,6 +133,7 @@ class Workplace:
             address=self.options.address,
             secret=links_secret(secret),
             vault=self.options.vault,
+            ring_bytes=RING_BYTES if self.trace_bytes else 0,
         )
 
     def console(self, request: SpawnRequest, local_rank: int) -> list[tuple[str, int]]:

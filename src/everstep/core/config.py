@@ -145,6 +145,12 @@ class Preflight(Group, frozen=True):
     descriptors: Count = 64  # fewer files that a process may open
 
 
+class Trace(Group, frozen=True):
+    """What workers write down of their steps for `everstep trace`, in files of their node's log folder."""
+
+    size: str = "4M"  # of a place's files, the newest spans; 0: no trace
+
+
 class Dashboard(Group, frozen=True):
     """The page that shows the job, served beside the controller. Elsewhere than on loopback all of it needs a token."""
 
@@ -181,6 +187,7 @@ class RunConfig(Group, frozen=True):
     worker: Worker = Worker()
     vault: Vault = Vault()
     preflight: Preflight = Preflight()
+    trace: Trace = Trace()
     dashboard: Dashboard = Dashboard()
     env: dict[str, str] = {}  # added to every worker's environment, on top of its launcher's
     job: str = ""  # name; empty: the rendezvous id, else made up
@@ -281,7 +288,11 @@ def check(config: RunConfig, origins: Mapping[str, str] | None = None) -> None:
             raise UsageError(f"{said('restart.signals')}: {name!r} is not a signal that can be handled (SIGUSR1, ...)")
     for key, text in (("logs.redirects", config.logs.redirects), ("logs.tee", config.logs.tee)):
         std_of(text, f"{key} ({said.origin(key)})", 0)
-    for key, text in (("vault.memory", config.vault.memory), ("vault.rate", config.vault.rate)):
+    for key, text in (
+        ("vault.memory", config.vault.memory),
+        ("vault.rate", config.vault.rate),
+        ("trace.size", config.trace.size),
+    ):
         size_of(text or "0", f"{key} ({said.origin(key)})")
     for name in ("shm", "disk", "memory"):
         key = f"preflight.{name}"

@@ -1,5 +1,5 @@
 """Memory shared by a worker and its agent: a robust mutex, the worker's signs of life, the work of its last steps, and
-the newest values that its script logged.
+the newest values that its script logged; behind these the ring of its trace (core.trace), where one is wanted.
 
 The agent creates it (an anonymous memfd: nothing can be left behind in /dev/shm), the worker inherits
 the descriptor. Words are 64-bit, written by one side only, read by the other without a lock: an aligned
@@ -60,14 +60,15 @@ class Page:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.memory = mmap.mmap(fd, SIZE)
-        self._words = memoryview(self.memory)[MUTEX_SIZE:].cast("Q")
+        self.memory = mmap.mmap(fd, os.fstat(fd).st_size)
+        self._words = memoryview(self.memory)[MUTEX_SIZE:SIZE].cast("Q")
+        self.ring = memoryview(self.memory)[SIZE:]
 
     @classmethod
-    def create(cls, name: str) -> Page:
+    def create(cls, name: str, ring_bytes: int = 0) -> Page:
         """A new zeroed page; `name` shows in /proc/PID/maps. The descriptor is close-on-exec."""
         fd = os.memfd_create(f"everstep-{name}", os.MFD_CLOEXEC)
-        os.ftruncate(fd, SIZE)
+        os.ftruncate(fd, SIZE + ring_bytes)
         return cls(fd)
 
     def __getitem__(self, word: Word) -> int:
@@ -119,5 +120,6 @@ class Page:
 
     def close(self) -> None:
         self._words.release()
+        self.ring.release()
         self.memory.close()
         os.close(self.fd)

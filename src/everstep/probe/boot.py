@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from everstep.core.page import Page, Word
+from everstep.core.trace import Kind
 from everstep.probe import foreign, loaders, owntime, phases, progress
 from everstep.probe.owntime import Account
 from everstep.probe.termination import Termination
@@ -97,11 +98,21 @@ def _overheard(values: Mapping[str, float]) -> None:
 
 def waiting(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: in there a member waits for others, so it is none of its own time."""
-    return _progress.own.during(Account.WAIT, function)
+    return waits_for("wait")(function)
+
+
+def waits_for(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same, with what it is called in the trace (core.trace.Kind)."""
+    return functools.partial(_progress.own.during, Account.WAIT, kind=Kind[kind.upper()])
 
 
 def saving(function: Callable[P, R]) -> Callable[P, R]:
-    return _progress.own.during(Account.SAVE, function)
+    return _progress.own.during(Account.SAVE, function, Kind.SAVE)
+
+
+def traced(kind: str, amount: Callable[..., int] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: each call is a span of the trace, in whatever thread. amount: of the span, from the arguments."""
+    return functools.partial(_progress.own.trace.traced, Kind[kind.upper()], amount)
 
 
 def reading(items: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
@@ -112,12 +123,13 @@ def reading(items: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
 def waits_in(work: Any) -> None:
     """`work.wait` of this class of operations is a wait. torch.distributed's own are hooked from the start."""
     if not hasattr(work.wait, "__wrapped__"):
-        work.wait = owntime.waiting(_progress.own, work.wait)
+        work.wait = owntime.waiting(_progress.own, work.wait, Kind.WAIT)
 
 
-def undone() -> None:
-    """The step under way is begun again, or in another epoch: how long it took says nothing."""
+def undone(epoch: int = 0) -> None:
+    """The step under way is begun again, or in this epoch: how long it took says nothing."""
     _progress.own.forget()
+    _progress.own.trace.undone(epoch)
 
 
 def lengths(lengths: Iterable[int]) -> None:
@@ -134,9 +146,10 @@ def save_asked() -> int:
     return _progress.save_asked
 
 
-def hold_sigterm() -> None:
-    """A session is open: SIGTERM waits for the end of a step."""
+def hold_sigterm(commits: bool = False) -> None:
+    """A session is open: SIGTERM waits for the end of a step. `commits`: it tells of each step."""
     _termination.hold()
+    _progress.own.trace.commits = commits
 
 
 def release_sigterm() -> bool:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from everstep.core.page import Page
+from everstep.core.trace import Kind
+from everstep.probe.trace import Recorder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,9 +38,11 @@ class Account(enum.IntEnum):
 
 
 class OwnTime:
-    """The accounts of one worker. Only the thread that trains counts: at first the main thread."""
+    """The accounts of one worker. Only the thread that trains counts: at first the main thread. What it does in them is
+    told to its trace."""
 
     def __init__(self) -> None:
+        self.trace = Recorder()
         self.reduces = False  # a DistributedDataParallel was made in this process
         self.begin(None)
 
@@ -46,7 +50,8 @@ class OwnTime:
         """A new attempt. None: there is nobody to tell."""
         self.page = page
         self._owner = threading.main_thread().ident
-        self._open: list[Account] = []
+        self._open: list[tuple[Account, Kind, int]] = []  # the last: what it is in the trace, and since when
+        self._turned_ns = 0
         self._step = 0
         self.forget()
 
@@ -61,29 +66,44 @@ class OwnTime:
         self._tokens = self._squares = 0
         self._told = False  # the script said how long its sequences are, so shapes do not count
 
-    def enter(self, account: Account) -> bool:
-        """From here on until `leave`. False: not the thread that trains, so there is nothing to leave."""
+    def enter(self, account: Account, kind: Kind) -> bool:
+        """From here on until `leave`. False: not the thread that trains, so there is nothing to leave.
+
+        kind: what it is in the trace.
+        """
         if threading.get_ident() != self._owner:
             return False
         self._charge()
-        self._open.append(account)
+        self._open.append((account, kind, self._mark))
+        self.trace.entered(kind, self._mark)
         return True
 
-    def leave(self) -> None:
+    def leave(self, amount: int = 0) -> None:
         self._charge()
-        if self._open:  # a new attempt may have begun inside
-            self._open.pop()
+        if not self._open:  # a new attempt has begun inside
+            return
+        _, kind, began_ns = self._open.pop()
+        if self._turned_ns and kind is Kind.BACKWARD:
+            self.trace.span(Kind.SUMS, self._turned_ns, self._mark)
+            self._turned_ns = 0
+        self.trace.left(kind, began_ns, self._mark, self._open[-1][1:] if self._open else None, amount)
 
     def turn(self, account: Account) -> None:
         """What was entered last goes on as this. From any thread: a device has one of its own in backward."""
         self._charge()
         if self._open:
-            self._open[-1] = account
+            self._open[-1] = account, *self._open[-1][1:]
+            self._turned_ns = self._mark
 
     def _charge(self) -> None:
         now = time.monotonic_ns()
-        self._spent[self._open[-1] if self._open else Account.COMPUTE] += now - self._mark
+        self._spent[self._open[-1][0] if self._open else Account.COMPUTE] += now - self._mark
         self._mark = now
+
+    def updated(self) -> None:
+        """An optimizer has made its step. Not in the midst of a backward, which some do for each parameter."""
+        if not self._open and threading.get_ident() == self._owner:
+            self.trace.updated()
 
     def stepped(self, step: int) -> None:
         """This thread has made the step of that number, which ends here."""
@@ -107,17 +127,19 @@ class OwnTime:
 
     def batch(self, batch: Any) -> None:
         """A batch was read. Its shape tells how much work it is."""
-        if not self._told and Account.DATA not in self._open:  # else a reader in a reader: it is counted outside
+        if not self._told and not any(
+            account is Account.DATA for account, *_ in self._open
+        ):  # else a reader in a reader: it is counted outside
             sequences, length = _shape(batch)
             self._tokens += sequences * length
             self._squares += sequences * length * length
 
     # Around functions -----------------------------------------------------------------------------------
 
-    def during(self, account: Account, function: Callable[P, R]) -> Callable[P, R]:
+    def during(self, account: Account, function: Callable[P, R], kind: Kind) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not self.enter(account):
+            if not self.enter(account, kind):
                 return function(*args, **kwargs)
             try:
                 return function(*args, **kwargs)
@@ -128,7 +150,7 @@ class OwnTime:
 
     def reading(self, iterator: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
         """The same items, of which the second part is a batch. What it takes to get them is the data's time."""
-        following = self.during(Account.DATA, lambda: next(iterator, None))
+        following = self.during(Account.DATA, lambda: next(iterator, None), Kind.DATA)
         while (item := following()) is not None:
             self.batch(item[1])
             yield item
@@ -163,33 +185,33 @@ def patch_torch(own: OwnTime) -> None:
     if not torch.distributed.is_available():
         return
     work: Any = torch.distributed.Work
-    work.wait = waiting(own, work.wait)
+    work.wait = waiting(own, work.wait, Kind.WAIT)
     ddp: Any = torch.nn.parallel.DistributedDataParallel
     ddp.__init__ = _made(own, ddp.__init__)
     if hasattr(ddp, "_sync_buffers"):  # broadcasts them before forward
-        ddp._sync_buffers = waiting(own, ddp._sync_buffers)
+        ddp._sync_buffers = waiting(own, ddp._sync_buffers, Kind.BUFFERS)
 
 
-def waiting(own: OwnTime, original: Hook) -> Hook:
+def waiting(own: OwnTime, original: Hook, kind: Kind) -> Hook:
     """As OwnTime.during; what is being compiled is left alone."""
     import torch
 
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, plain = torch.compiler.is_compiling, (torch.Tensor, torch.nn.Parameter)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not own.enter(Account.WAIT):
+        if is_compiling() or not own.enter(Account.WAIT, kind):
             return original(*args, **kwargs)
         try:
             return original(*args, **kwargs)
         finally:
-            own.leave()
+            own.leave(args[0].numel() * args[0].element_size() if args and type(args[0]) in plain else 0)
 
     return call
 
 
 def _next(own: OwnTime, original: Hook) -> Hook:
-    read = own.during(Account.DATA, original)
+    read = own.during(Account.DATA, original, Kind.DATA)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -210,31 +232,37 @@ def _made(own: OwnTime, original: Hook) -> Hook:
 
 
 def _backward(own: OwnTime, original: Hook) -> Hook:
-    """A hook on the loss runs as the first of backward, so the callback it queues comes before those of DDP."""
     import torch
 
     is_compiling = torch.compiler.is_compiling
-    engine: Any = torch.autograd.Variable._execution_engine
 
     @functools.wraps(original)
     def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        root = tensors if isinstance(tensors, torch.Tensor) else None
-        if is_compiling() or not own.reduces or root is None or root.grad_fn is None or _compiled_backward():
+        # Compiled autograd would trace the hook into its graph.
+        if is_compiling() or _compiled_backward() or not own.enter(Account.COMPUTE, Kind.BACKWARD):
             return original(tensors, *args, **kwargs)
-        if not own.enter(Account.COMPUTE):
-            return original(tensors, *args, **kwargs)
-        through = functools.partial(own.turn, Account.WAIT)
-        handle: Any = root.register_hook(lambda gradient: engine.queue_callback(through))  # type: ignore[no-untyped-call]
+        handle = _at_the_end(own, tensors) if own.reduces else None
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            handle.remove()
+            if handle is not None:
+                handle.remove()
             own.leave()
 
     return call
 
 
+def _at_the_end(own: OwnTime, root: Any) -> Any:
+    """A hook on the loss runs as the first of backward, so the callback it queues comes before those of DDP."""
+    import torch
+
+    if not isinstance(root, torch.Tensor) or root.grad_fn is None:
+        return None
+    engine: Any = torch.autograd.Variable._execution_engine
+    through = functools.partial(own.turn, Account.WAIT)
+    return root.register_hook(lambda gradient: engine.queue_callback(through))  # type: ignore[no-untyped-call]
+
+
 def _compiled_backward() -> bool:
-    """Compiled autograd would trace the hook into its graph."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "compiled_autograd_enabled", False))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from everstep.core.page import Word
+from everstep.core.trace import Kind
 from everstep.core.types import Phase
 from everstep.probe.owntime import Account, OwnTime
 
@@ -60,6 +61,8 @@ class Phases:
             phase = self._base
         words, now = self.words, time.monotonic_ns()
         if words[Word.PHASE] != phase:
+            if words[Word.PHASE] == Phase.EVAL:
+                self._own.trace.evaluated(words[Word.PHASE_NS])
             words[Word.PHASE] = phase
             words[Word.PHASE_NS] = now
         words[Word.LIFE_NS] = now
@@ -91,7 +94,8 @@ class Phases:
             self._show()
         self._depth[phase] += counted
         outermost = counted and self._depth[phase] == 1
-        timed = phase is Phase.SAVE and self._own.enter(Account.SAVE)
+        began_ns = time.monotonic_ns()
+        timed = phase is Phase.SAVE and self._own.enter(Account.SAVE, Kind.SAVE)
         try:
             yield
             if outermost:
@@ -99,6 +103,8 @@ class Phases:
         finally:
             if timed:
                 self._own.leave()
+            else:  # a load is whoever's time it was needed for, and a save in the background is none of it
+                self._own.trace.span(Kind[phase.name], began_ns, time.monotonic_ns())
             self._depth[phase] -= counted
             if owned and self._inside:
                 self._inside.pop()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.core.page import Page, Word
+from everstep.core.trace import collective
 from everstep.probe.owntime import OwnTime, waiting
 from everstep.probe.phases import Hook, Phases, Words
 
@@ -74,6 +75,7 @@ class Progress:
         self._begin(page)
         self.phases.begin(page)
         self.own.begin(page)
+        self.own.trace.begin(page)
         self.attached = True
 
     def again(self, on_first: Callable[[], None]) -> float:
@@ -88,6 +90,7 @@ class Progress:
         self._begin(words)
         self.phases.again()
         self.own.begin(self.own.page)
+        self.own.trace.again()
         self._on_first = on_first
         return last_s
 
@@ -99,6 +102,7 @@ class Progress:
         """This process is another one than the worker (a fork of it): it has nothing to tell."""
         self.words = self.phases.words = dict.fromkeys(Word, 0)
         self.own.begin(None)
+        self.own.trace.begin(None)
         self.attached = False
 
     def life(self) -> None:
@@ -118,17 +122,22 @@ class Progress:
         """`optimizer` has made a step; it counts as a step of the job when it is the counted one."""
         words, now = self.words, time.monotonic_ns()
         words[Word.LIFE_NS] = now
+        self.own.updated()
         if not self.session and self._leads(optimizer):
             self._stepped(words[Word.STEPS] + 1, total_step(optimizer), now)
+            if not self.own.trace.commits:
+                self.own.trace.stepped(words[Word.STEPS])
 
     def committed(self, steps: int) -> None:
         """A session committed: the job has made this many steps, whoever made them."""
         self.session = True
         self._stepped(steps, steps, time.monotonic_ns())
+        self.own.trace.stepped(steps)
 
     def restored(self, steps: int) -> None:
         """A session went back, or on, to a kept state: that is where this process is, and no step of its own."""
         self.words[Word.TOTAL_STEP] = steps + 1
+        self.own.trace.restored(steps)
 
     @property
     def save_asked(self) -> int:
@@ -246,7 +255,7 @@ def _patch_collectives(progress: Progress) -> None:
         original = getattr(c10d, name, None)
         if original is None:  # not in this version of torch
             continue
-        hooked = _before(waiting(progress.own, original), progress.collective)
+        hooked = _before(waiting(progress.own, original, collective(name)), progress.collective)
         if original in remaps:
             remaps[hooked] = remaps[original]
         setattr(c10d, name, hooked)

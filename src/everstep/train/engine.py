@@ -337,7 +337,7 @@ class Engine:
                 self._news.wait()
             return self._todo.popleft()
 
-    @boot.waiting
+    @boot.waits_for("agree")
     def _until(self, *kinds: type[protocol.Command]) -> protocol.Command:
         """Carry out what is to be done until one of these is: it is the caller's."""
         while True:
@@ -358,7 +358,7 @@ class Engine:
                     if self.inner is not None:
                         self.inner.switch(formation)
                     self._entered = formation.epoch
-                    boot.undone()
+                    boot.undone(formation.epoch)
                     self._tell()
                     self._check_place(formation)
                 case protocol.PublishStand(epoch, stand):

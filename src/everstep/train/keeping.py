@@ -179,6 +179,7 @@ class Keeping:
     def kept(self) -> tuple[Kept, ...]:
         return self._snapshots.kept() if self._snapshots is not None else ()
 
+    @boot.traced("restore")
     def restore(self, step: int, places: tuple[int, ...], epoch: int) -> bool:
         assert self._snapshots is not None, "nothing was offered"
         self._seat(self._snapshots)

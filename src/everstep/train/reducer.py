@@ -124,7 +124,7 @@ class Reducer:
             ]
         self._arm(last)
 
-    @boot.waiting
+    @boot.waits_for("sums")
     def finish(self) -> bool:
         """Wait for all sums; every `.grad` is then the whole job's. True if all are finite, the same on all members.
 
@@ -245,6 +245,7 @@ class Reducer:
                 self._runner.submit(bucket)
         self._next = max(self._next, end)
 
+    @boot.traced("sum", lambda self, bucket: bucket.flat.nbytes)
     def _reduce(self, bucket: Bucket) -> bool:
         """Sum one bucket over the members; whether all of it is finite."""
         flat = bucket.flat

@@ -131,7 +131,7 @@ class Session:
 
     def __enter__(self) -> Self:
         if self._channel is not None:
-            boot.hold_sigterm()
+            boot.hold_sigterm(commits=True)
             self._channel.start()
             self._keeping.prepare()
             self._engine.say(Stage.WARMING)
@@ -237,7 +237,7 @@ class Session:
     def num_members(self) -> int:
         return self._engine.num_members
 
-    @boot.waiting
+    @boot.waits_for("metric")
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over all members of a tensor of any shape, for a metric: inside `with step`, before the optimizer's
         step, and on every member. Raises EpochBroken, which `with step` takes."""
@@ -481,7 +481,7 @@ class Step:
         if self._vote(bool(self._reduced and self._stepped)):
             self._is_committed(applied=True)
 
-    @boot.waiting
+    @boot.waits_for("buffers")
     def _share_buffers(self) -> None:
         """What a forward pass changed (running statistics) is the first member's, as with DistributedDataParallel."""
         run = self._run

@@ -54,6 +54,7 @@ class _Copy:
         except RuntimeError:
             self._run()
 
+    @boot.traced("copy")
     def _run(self) -> None:
         try:
             self._work()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from everstep.comms.collectives import Communicator
+from everstep.probe import boot
 from everstep.state import flatten
 from everstep.state.flatten import Flat, Stateful
 from everstep.state.local import local
@@ -32,6 +33,7 @@ def take(objects: Mapping[str, Stateful]) -> Flat:
     return Flat(flat.header, tensors)
 
 
+@boot.traced("serve")
 def send(communicator: Communicator, flat: Flat, roles: Sequence[int]) -> None:
     """To each of these roles. Raises EpochBroken."""
     header = torch.frombuffer(bytearray(flat.header), dtype=torch.uint8)
@@ -42,6 +44,7 @@ def send(communicator: Communicator, flat: Flat, roles: Sequence[int]) -> None:
             communicator.send(tensor.detach().cpu(), role, TAG)
 
 
+@boot.traced("fetch")
 def receive(communicator: Communicator, objects: Mapping[str, Stateful], source: int) -> None:
     """Overwrite these objects' state once all of it is here. Raises EpochBroken, or ValueError if it does not fit."""
     length = torch.zeros(1, dtype=torch.int64)
