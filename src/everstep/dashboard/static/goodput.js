@@ -8,19 +8,21 @@ import { newest, percentAxis } from "./curves.js";
 
 const id = (name) => document.getElementById(name);
 
-/** Buckets of observe.view in the order in which they are stacked, and what they are called on the page. */
-export const BUCKETS = [
-  "productive",
-  "redundant work",
-  "redone work",
-  "detection",
-  "recovery",
-  "checkpoint stall",
-  "straggler loss",
-  "start",
-  "waiting for capacity",
-  "idle standby",
-];
+/** Buckets of observe.view in the order in which they are stacked, and what is in them (docs/goodput.md). */
+const MEANING = {
+  productive: "members make steps, and these last",
+  "redundant work": "steps that are computed twice as a precaution",
+  "redone work": "steps that are made again, and the one that was under way when a fault came",
+  detection: "from a fault until it was known",
+  recovery: "from there until steps are made again",
+  "checkpoint stall": "members stand still for a save",
+  "straggler loss": "the part of each step in which all wait for one that is slow",
+  start: "before the first step and after the last one, and a newcomer's way to its first",
+  "waiting for capacity": "accelerators that the job wants and has not, or has and cannot run with",
+  "idle standby": "spares, and places that were drained",
+};
+export const BUCKETS = Object.keys(MEANING);
+const SHOWN = { start: "start and end" };
 const LOST = BUCKETS.slice(1);
 const CAUSES_SHOWN = 6;
 const AREA = 0.75; // weight of the areas under the lines
@@ -124,7 +126,7 @@ function segment(row) {
   const element = h("span", { class: slug(row.name) });
   element.show = ({ name, share }) => {
     element.style.flexGrow = share;
-    element.title = `${name}: ${percent(share)}`;
+    element.title = `${SHOWN[name] ?? name}, ${percent(share)}: ${MEANING[name]}`;
   };
   return element;
 }
@@ -133,7 +135,13 @@ const swatch = (row) => h("span", { class: `swatch ${slug(row.name)}`, "aria-hid
 
 function shareRow(row, mark) {
   const [share, time] = [h("td", { class: "num" }), h("td", { class: "num" })];
-  const element = h("tr", {}, h("th", { scope: "row" }, mark, row.name), share, time);
+  const element = h(
+    "tr",
+    {},
+    h("th", { scope: "row", title: MEANING[row.name] }, mark, SHOWN[row.name] ?? row.name),
+    share,
+    time,
+  );
   element.show = (now) => {
     setText(share, percent(now.share));
     setText(time, spent(now.spent));
