@@ -82,3 +82,12 @@ def test_time_in_saves_is_that_of_the_worker_that_saves_longest() -> None:
     assert progress.snapshot().stall_s == pytest.approx(0.01)
     progress.add(saving(1, 2.0, 0.25), 2.0)
     assert progress.snapshot().stall_s == pytest.approx(0.255)
+
+
+def test_a_newcomer_whose_count_jumps_to_the_jobs_is_no_quick_worker() -> None:
+    """A stop would be put off until far more steps were made than anybody makes meanwhile."""
+    progress = heard(beat(0, 10.0), beat(1, 10.0, began_s=10.0 - PACE_S), beat(0, 10.1))
+    told = beat(1, 10.1)
+    work = (StepWork(500, 0.9 * PACE_S), StepWork(501, 0.95 * PACE_S))
+    progress.add(msgspec.structs.replace(told, workers=(msgspec.structs.replace(told.workers[0], work=work),)), 10.1)
+    assert 505 < progress.common_stop_step(10.1) < 505 + 1.3 * STOP_LEAD_S / PACE_S + 3

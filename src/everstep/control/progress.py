@@ -73,7 +73,8 @@ class EpochProgress:
         else:
             since_s, steps = now - worker.first_step_age_s, worker.step - 1
         if steps > 0 and last_s > since_s:
-            self.paces_s.append((last_s - since_s) / steps)
+            least_s = min((work.work_s for work in worker.work), default=0.0)  # a newcomer's count jumps to the job's
+            self.paces_s.append(max(least_s, (last_s - since_s) / steps))
 
     def record(self, now: float) -> list[StepsSeen]:
         """What the journal should know, when it is time for it: the first step at once, later once a second."""
