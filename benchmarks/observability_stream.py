@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harness import Claim, arguments, say, show
 
+from everstep.cli import presence
 from everstep.cli.showing import NICE
 from everstep.control.journal import Journal
 from everstep.core import events as e
@@ -139,7 +140,8 @@ def main() -> None:
     options = arguments(__doc__ or "")
     seconds = 60.0 if options.full else 10.0
     folder = Path(tempfile.mkdtemp(prefix="everstep-stream-"))
-    with Journal.open(folder / "journal.jsonl", "load") as journal:
+    address = presence.Address("127.0.0.1", 1, "load", str(folder / "token"), "")
+    with Journal.open(folder / "journal.jsonl", "load") as journal, presence.publish(folder, address):
         load = Load(journal)
         server = Server(folder)
         try:

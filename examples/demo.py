@@ -42,7 +42,10 @@ def main() -> int:
     closed = [c for c in run.events(e.IncidentClosed) if c.outcome == "recovered"]
     picture = folder / "run.png"
     plot(run.entries(), read_rows(folder / "train.jsonl"), picture)
-    print(f"\ndemo: {len(closed)} recovery; picture of the run: {picture}", file=sys.stderr)
+    print(
+        f"\ndemo: {len(closed)} recovery; what it was and what it cost: {run.run_dir / 'report.html'}", file=sys.stderr
+    )
+    print(f"demo: picture of the run: {picture}", file=sys.stderr)
     return code if closed or code else 1
 
 

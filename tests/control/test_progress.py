@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from everstep.control.progress import STOP_LEAD_S, EpochProgress
 from everstep.core.types import NodeProgress, Phase, WorkerProgress
+from everstep.core.work import StepWork
 
 PACE_S = 0.02
 
@@ -66,3 +68,17 @@ def test_a_save_is_no_reason_to_stop_at_different_steps() -> None:
 )
 def test_no_common_step(beats: tuple[NodeProgress, ...]) -> None:
     assert heard(*beats).common_stop_step(beats[-1].sent_s) == 0
+
+
+def test_time_in_saves_is_that_of_the_worker_that_saves_longest() -> None:
+    """Heartbeats tell of the steps since the one before."""
+
+    def saving(rank: int, at_s: float, *seconds: float) -> NodeProgress:
+        told = beat(rank, at_s)
+        work = tuple(StepWork(step, PACE_S, save_s=save_s) for step, save_s in enumerate(seconds))
+        return msgspec.structs.replace(told, workers=(msgspec.structs.replace(told.workers[0], work=work),))
+
+    progress = heard(saving(0, 1.0, 0.01, 0.0), saving(1, 1.0, 0.002), saving(0, 1.5, 0.0), saving(1, 1.5, 0.003))
+    assert progress.snapshot().stall_s == pytest.approx(0.01)
+    progress.add(saving(1, 2.0, 0.25), 2.0)
+    assert progress.snapshot().stall_s == pytest.approx(0.255)

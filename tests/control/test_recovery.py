@@ -54,6 +54,19 @@ def test_the_steps_of_who_failed_first_count_too() -> None:
     assert closed.redone_steps == 2  # 11 and 12
 
 
+@pytest.mark.parametrize(
+    ("gap_s", "phases"),
+    [(0.36, {"detect": 0.01, "first-step": 0.35}), (0.3, {"detect": 0.0, "first-step": 0.3}), (-1.0, None)],
+)
+def test_phases_add_up_to_what_the_survivors_measured(gap_s: float, phases: dict[str, float] | None) -> None:
+    """The last heartbeat was 0.4 s before the fault, and the first step after it was told 0.35 s later."""
+    recovery = Recovery()
+    recovery.saw(seen(1, 10, 10, at=9.6, first=0.5), 9.6)
+    recovery.saw(e.IncidentOpened("I001", "crash", (), ""), 10.0)
+    (closed,) = recovery.saw(e.StepResumed(2, 12, gap_s), 10.35)
+    assert closed.phases == pytest.approx({"detect": 0.4} if phases is None else phases)
+
+
 def test_two_incidents_before_a_step_close_together() -> None:
     recovery = Recovery()
     recovery.saw(seen(1, 5, 5, at=0.9, first=0.5), 0.9)

@@ -196,8 +196,10 @@ class SessionRun(LocalRun):
             jumps = [(last, following) for last, following in itertools.pairwise(steps) if following != last + 1]
             assert len(jumps) <= restarts and all(following <= last for last, following in jumps), steps
         metrics = self.directory / "metrics.jsonl"
-        logged = [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
-        assert logged == sorted({*logged}), "metrics of a step that is done again are there once"
+        written = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+        logged = {line["step"]: line["loss"] for line in written}
+        assert [line["step"] for line in written] == sorted(logged), "metrics of a step done again are there once"
+        assert self.told().items() <= logged.items(), "the journal has other values than the file"
         shares = self._shares(begun)
         by_step: dict[int, list[Line]] = defaultdict(list)
         for lines in commits.values():
@@ -205,6 +207,17 @@ class SessionRun(LocalRun):
                 by_step[line.step].append(line)
         assert sorted(by_step) == list(range(num_steps)), f"steps missing: {set(range(num_steps)) - set(by_step)}"
         return [self._check_step(step, by_step[step], shares, restarts) for step in range(num_steps)]
+
+    def told(self) -> dict[int, float]:
+        """Step -> loss, by the journal; after a rollback the steps behind it are others."""
+        told: dict[int, float] = {}
+        for entry in self.entries():
+            match entry.event:
+                case e.StateRestored(_, step):
+                    told = {each: loss for each, loss in told.items() if each <= step}
+                case e.MetricsSeen(step, values):
+                    told = {**{each: loss for each, loss in told.items() if each < step}, step: values["loss"]}
+        return told
 
     def consumed(self, story: Sequence[Committed]) -> list[list[int]]:
         """By step: the samples of the shares that its commit is made of, in order of roles."""

@@ -5,6 +5,7 @@ Scripts that do not need torch run with --no-zygote: they start in a fraction of
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -127,6 +128,10 @@ def test_every_attempts_logs_are_kept_and_the_last_lines_shown(tmp_path: Path) -
         causes = [x.verdict.culprits[0] for x in run.events(e.CauseFound)]
         assert [(x.rank, x.cause) for x in causes] == [(1, "code")] * 2
         assert (run.run_dir / "summary.txt").read_text().count("its log: code (90% sure)") == 2
+        report = json.loads((run.run_dir / "report.json").read_bytes())
+        assert [(x["title"], x["who"]) for x in report["incidents"]] == [("A worker died", "rank 1 on node0")] * 2
+        assert abs(sum(bucket["share"] for bucket in report["buckets"]) - 1) < 1e-3 and report["verdict"] == "finished"
+        assert "no sample 12" in (run.run_dir / "report.html").read_text()
 
 
 # B14, B18: exit codes -----------------------------------------------------------------------------------

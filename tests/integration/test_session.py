@@ -13,6 +13,7 @@ from session_harness import SessionRun, oracle
 from everstep.control import procfs
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
+from everstep.testing.accounts import add_up
 
 pytestmark = pytest.mark.timeout(150)  # each takes less than 20 s on a quiet machine
 
@@ -50,6 +51,10 @@ def test_one_of_four_is_killed(tmp_path: Path) -> None:
         assert {step.members for step in run.check()} == {3, 4}
         assert outcomes(run)[:1] == ["recovered"]
         assert len(run.events(e.EpochFormed)) == 1  # no other process was touched
+        view = add_up(run.entries())
+        assert max(run.told()) > 20 and view.metrics.keys() == {"loss"}
+        assert sum(own_s > 0 for own_s in view.workers.own_s) >= 3 and min(view.workers.rss_bytes) > 0
+        assert len(view.memory_steps) == 1  # one member keeps it for all on this node
 
 
 def test_an_exception_of_one_member_is_its_death(tmp_path: Path) -> None:

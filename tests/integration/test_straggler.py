@@ -69,6 +69,7 @@ def test_a_slow_worker_is_named_with_its_phase_and_is_well_again(tmp_path: Path)
         run.until_step(run.events(e.StepsSeen)[-1].step + 40)
         run.until(lambda: [x for x in run.events(e.Alert) if x.kind == "jitter"])
         assert len(run.events(e.SlowJudged)) == 4
+        assert min(run.events(e.WorkersSeen)[-1].own_s) > 0.04  # without a session too
     assert "incident S001 (slow): rank 1 on node0 is slow in compute" in run.text()
     assert "incident S001: well again" in run.text()
 

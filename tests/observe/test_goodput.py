@@ -171,7 +171,8 @@ def test_a_hang_is_detection_beyond_one_step(told: Told) -> None:
 def test_a_suspicion_that_was_wrong_costs_nothing(told: Told) -> None:
     told.at(24, e.StageChanged("running", "suspect"))
     told.at(28, e.Ticked())
-    assert spent(told.view())[Bucket.DETECTION] == 16.0
+    view = told.view()
+    assert spent(view)[Bucket.DETECTION] == 16.0 and view.costs["detection"] == pytest.approx(16.0)
     told.at(30, e.StepsSeen(1, 11, 11, 29.5, 11), e.StageChanged("suspect", "running"))
     assert spent(told.view()) == BEGIN | {Bucket.PRODUCTIVE: 36 + 40.0}
 

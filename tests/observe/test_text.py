@@ -68,6 +68,8 @@ def test_show_is_plain_in_a_file_and_says_the_same_on_a_terminal(
         (125, "2 min 05 s"),
         (3599.6, "1 h 00 min"),
         (11220, "3 h 07 min"),
+        (172799, "2 d 0 h"),
+        (2606400, "30 d 4 h"),
     ],
 )
 def test_durations(seconds: float, text: str) -> None:

@@ -45,3 +45,12 @@ def test_several_lines_of_a_step_half_a_line_and_lines_of_others(tmp_path: Path)
     assert path.read_text().startswith('# of a person\n{"step": 1')
     assert [line.split(",")[0] for line in path.read_text().splitlines()[2:]] == ['{"step": 2'] * 2
     assert file.redone.read_text() == '{"step": 2, "lo\n'
+
+
+def test_the_last_step_alone_is_done_again(tmp_path: Path) -> None:
+    """In another epoch, by the same process: its step number does not fall."""
+    file = MetricsFile(path := tmp_path / "metrics.jsonl")
+    for step, epoch, loss in ((1, 1, 1.0), (2, 1, 1.0), (2, 3, 2.0), (3, 3, 2.0)):
+        file.write(step, {"loss": loss}, epoch)
+    assert steps(path) == [(1, 1.0), (2, 2.0), (3, 2.0)]
+    assert steps(file.redone) == [(2, 1.0)]

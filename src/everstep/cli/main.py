@@ -25,9 +25,15 @@ COMMANDS = {
     "dashboard": ("everstep.cli.dashboard:dashboard", "Serve the page that shows a job, live or recorded."),
     "doctor": ("everstep.cli.doctor:doctor", "Examine this machine, or several and the links between them."),
     "drain": ("everstep.cli.drain:drain", "Take a node or a worker out of a running job; the others go on."),
+    "explain": (
+        "everstep.cli.incidents:explain_command",
+        "Tell all about one incident: what, who, why, cost, and what to do.",
+    ),
+    "incidents": ("everstep.cli.incidents:incidents", "List what happened to a job, and what it cost."),
     "ledger": ("everstep.cli.ledger:ledger", "Show which samples the committed steps of a job consumed."),
     "plan": ("everstep.cli.plan:plan", "Recommend intervals, copies, standbys and strategy for a job, with its ETTR."),
     "replay": ("everstep.cli.dashboard:replay", "Serve the page that shows a job, and play its record from the start."),
+    "report": ("everstep.cli.report:report", "Write what became of a job as a page, and as data."),
     "run": ("everstep.cli.main:run", "Run a training script through failures (torchrun's flags are accepted)."),
     "save": ("everstep.cli.save:save", "Save the state of a running job to its checkpoints, now."),
     "schedules": (
@@ -36,6 +42,7 @@ COMMANDS = {
     ),
     "sim": ("everstep.cli.sim:app", "Simulate a job on a failing cluster: what it costs, and what helps."),
     "status": ("everstep.cli.status:status", "Show how a job is doing, live."),
+    "top": ("everstep.cli.top:top", "Watch a job on the terminal."),
 }
 
 

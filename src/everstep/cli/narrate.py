@@ -6,29 +6,30 @@ It follows the journal, so it says the same whoever the controller is at the mom
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
+from everstep.cli.progress import Progress
 from everstep.control.journal import Follower, read
 from everstep.core import events as e
+from everstep.core.config import RunConfig
 from everstep.core.types import ExitCause
 from everstep.observe.summary import summarize
 from everstep.observe.text import render
-
-PROGRESS_S = 10.0  # a line of progress at most this often
+from everstep.observe.units import Price
 
 
 class Narrator:
     """Lines go to standard error, so that the script's own output stays a clean stream."""
 
-    def __init__(self, run_dir: Path, job: str) -> None:
+    def __init__(self, run_dir: Path, job: str, config: RunConfig = RunConfig()) -> None:  # noqa: B008 - frozen
         self.run_dir = run_dir
         self.job = job
+        self.report = config.report
         self.journal = run_dir / "journal.jsonl"
         self.follower = Follower(self.journal)
         self.kinds: dict[str, str] = {}
         self.said_of: dict[str, str] = {}  # incident -> what was said last
-        self.said_progress_s = time.monotonic()
+        self.progress = Progress(self.say, config.logs.row)
 
     def say(self, text: str) -> None:
         print(f"everstep: {text}", file=sys.stderr, flush=True)
@@ -38,10 +39,13 @@ class Narrator:
 
     def catch_up(self) -> None:
         """Say what the journal's new whole lines tell."""
-        for entry in self.follower.new():
+        entries = self.follower.new()
+        self.progress.add(entries)
+        for entry in entries:
             text = self._line(entry.event)
             if text:
                 self.say(text)
+        self.progress.show()
 
     def _line(self, event: e.AnyEvent) -> str:
         match event:
@@ -70,14 +74,12 @@ class Narrator:
                 return f"{target} {'is to be filled again' if undo else 'is asked to leave'}"
             case e.Alert(kind, text):
                 return f"{kind}: {text}"
-            case e.StepsSeen(_, step, total_step) if time.monotonic() - self.said_progress_s > PROGRESS_S:
-                self.said_progress_s = time.monotonic()
-                return f"step {total_step if total_step >= 0 else step}"
         return ""
 
     def end(self, exit_code: int) -> None:
-        """The summary, on the console and in the run folder."""
+        """The summary, on the console and in the run folder, and the report there."""
         self.catch_up()
+        self.progress.close()
         summary = summarize(read(self.journal))
         text = render(summary)
         print(text, file=sys.stderr, flush=True)
@@ -85,4 +87,17 @@ class Narrator:
             (self.run_dir / "summary.txt").write_text(text, encoding="utf-8")
         except OSError as error:
             self.say(f"no summary.txt: {error.strerror}")
+        self._write_report()
         self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")
+
+    def _write_report(self) -> None:
+        from everstep.cli.report_files import HTML, write
+
+        view, target = self.progress.view, self.run_dir / HTML
+        if view is None:
+            return
+        try:
+            write(view, self.run_dir, target, Price(self.report.price, self.report.currency))
+            self.say(f"report: {target}")
+        except OSError as error:
+            self.say(f"no {Path(error.filename).name}: {error.strerror}")

@@ -139,7 +139,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for name in self.config.restart.signals:
             loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
-        narrator = Narrator(self.run_dir, self.job) if self.listener else None
+        narrator = Narrator(self.run_dir, self.job, self.config) if self.listener else None
         if narrator:
             narrator.begin(f"{self.host}:{self.port}")
             await self._start_controller()

@@ -36,6 +36,7 @@ from everstep.control.recovery import Recovery
 from everstep.control.replay import past_of
 from everstep.control.straggling import StragglerWatch
 from everstep.control.tender import Tender
+from everstep.control.ticks import Ticks
 from everstep.control.tls import server_context
 from everstep.control.token import read_token
 from everstep.control.transport import Link, Server
@@ -81,6 +82,7 @@ class Controller:
         self.heard_s: dict[str, float] = {}
         self.resent_s: dict[str, float] = {}
         self.progress = EpochProgress(0, 0)
+        self.ticks = Ticks()
         self.recovery = Recovery()
         self.accounts = Accounts()
         self.counted = fallback.Counted()
@@ -177,7 +179,7 @@ class Controller:
         if incident.kind in e.WATCHED:
             return
         first = min((w.seen_s for w in self.job.ended.values() if w.exit.failed), default=now)
-        if incident.kind not in SAID:
+        if incident.kind not in SAID and self.job.formation is None:  # of a session nobody stops
             self.told = (incident.incident, first)
         files = self.evidence.claim(incident.incident)
         if files:
@@ -209,9 +211,7 @@ class Controller:
         self.evidence.forget()
 
     def _flush_steps(self, now: float) -> None:
-        seen = self.progress.last()
-        if seen is not None and seen.step:
-            self.record(seen, now)
+        self._record_all((*self.progress.last(), *self.ticks.flush(self.job, now)), now)
 
     # Links ----------------------------------------------------------------------------------------------
 
@@ -333,12 +333,11 @@ class Controller:
     def _progressed(self, message: NodeProgress, now: float) -> None:
         if message.epoch != self.job.epoch or self.job.plan is None:
             return
+        ticks = self.ticks.saw(message, self.job, now)
         workers = tuple(w for w in message.workers if w.rank in self.acting)
         message = msgspec.structs.replace(message, workers=workers)
         self.progress.add(message, now)
-        seen = self.progress.record(now)
-        if seen is not None:
-            self.record(seen, now)
+        self._record_all((*self.progress.record(now), *ticks), now)
         if self.job.stage in ACTIVE:
             self._judge(self.watch.saw(message, now))
             self._record_all(self.stragglers.saw(message, now, self._send), now)

@@ -21,6 +21,7 @@ from everstep.control.host import ProcessHandle
 from everstep.control.launch import Kind, Reaped, Spawner, SpawnRequest
 from everstep.control.oom import OomWatch, explain_signal
 from everstep.core.formation import Formation, SessionReport
+from everstep.core.logged import decode
 from everstep.core.page import STACKS_SIGNAL, STOP_NOW, Page, Word
 from everstep.core.types import EpochPlan, Exit, ExitCause, Phase, WorkerProgress
 from everstep.core.work import StepWork
@@ -159,6 +160,8 @@ class Worker:
             rss_bytes=last.rss_bytes if last else 0,
             cpu_s=last.cpu_s if last else 0.0,
             work=self._new_work(),
+            logged=decode(self.page.values()) if self.page is not None else None,
+            kept_step=self.word(Word.KEPT_STEP) - 1,
         )
 
     def _new_work(self) -> tuple[StepWork, ...]:

@@ -24,6 +24,7 @@ class EpochProgress:
         self.world_size = world_size
         self.workers: dict[int, WorkerProgress] = {}
         self.seen_s: dict[int, float] = {}
+        self.saving_s: dict[int, float] = {}  # that its steps took for saves so far
         self.step_at_s = 0.0  # when the slowest worker made its last step
         self.first_step_at_s = -1.0  # when the last worker made its first step
         self.paces_s: deque[float] = deque(maxlen=PACES)
@@ -33,6 +34,8 @@ class EpochProgress:
     def add(self, message: NodeProgress, now: float) -> None:
         for worker in message.workers:
             self._pace(worker, now)
+            saving_s = sum(work.save_s for work in worker.work)
+            self.saving_s[worker.rank] = self.saving_s.get(worker.rank, 0.0) + saving_s
             self.workers[worker.rank] = worker
             self.seen_s[worker.rank] = now
         if not self.complete or self.step < 1:
@@ -72,18 +75,18 @@ class EpochProgress:
         if steps > 0 and last_s > since_s:
             self.paces_s.append((last_s - since_s) / steps)
 
-    def record(self, now: float) -> StepsSeen | None:
+    def record(self, now: float) -> list[StepsSeen]:
         """What the journal should know, when it is time for it: the first step at once, later once a second."""
         if self.step == self._recorded[0]:
-            return None
+            return []
         if self._recorded[0] and now - self._recorded_s < RECORD_S:
-            return None
+            return []
         self._recorded_s, self._recorded = now, (self.step, self.saves)
-        return self.snapshot()
+        return [self.snapshot()]
 
-    def last(self) -> StepsSeen | None:
+    def last(self) -> list[StepsSeen]:
         """The final word on this epoch, if the journal lacks it."""
-        return self.snapshot() if (self.step, self.saves) != self._recorded else None
+        return [self.snapshot()] if self.step and (self.step, self.saves) != self._recorded else []
 
     def snapshot(self) -> StepsSeen:
         workers = self.workers.values()
@@ -96,6 +99,7 @@ class EpochProgress:
             saves=self.saves,
             saved_step=max((w.saved_step for w in workers), default=-1),
             rss_bytes=max((w.rss_bytes for w in workers), default=0),
+            stall_s=round(max(self.saving_s.values(), default=0.0), 4),  # the others wait for the slowest
         )
 
     def common_stop_step(self, now: float) -> int:

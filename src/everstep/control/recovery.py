@@ -80,7 +80,20 @@ class Recovery(msgspec.Struct):
             if mark:
                 phases[name] = mark - before
                 before = mark
+        if downtime >= 0:
+            _fit(phases, downtime)
         redone = 0
         if seen is not None and seen.total_step >= 0 and item.last_total_step >= 0:
             redone = max(0, item.last_total_step - (seen.total_step - seen.step))
         return e.IncidentClosed(item.id, outcome, downtime, phases, redone)
+
+
+def _fit(phases: dict[str, float], downtime_s: float) -> None:
+    """The survivors measured how long they stood; heartbeats miss the last steps before, and tell late of the first
+    one after. So what is too much was no waiting to notice it, then no waiting for the first step."""
+    excess = sum(phases.values()) - downtime_s
+    for name in ("detect", "first-step"):
+        cut = min(max(0.0, excess), phases.get(name, 0.0))
+        if cut:
+            phases[name] -= cut
+            excess -= cut

@@ -39,6 +39,10 @@ class Voice(io.TextIOBase):
             self._console.write(self._fd, (lines + end).encode("utf-8", "backslashreplace"), lines.count("\n") + 1)
         return len(text)
 
+    def draw(self, text: str) -> None:
+        """Something for a terminal that is no line; left out while the console is behind."""
+        self._console.write(self._fd, text.encode("utf-8", "replace"), 0)
+
 
 def speak_through(console: Console) -> None:
     """From now on what this process prints as an error goes through `console`; whoever owns that closes it."""

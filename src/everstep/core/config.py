@@ -82,6 +82,7 @@ class Logs(Group, frozen=True):
     log_dir: str = ""  # where workers' logs go; empty: into the run folder
     redirects: str = "0"  # torchrun's syntax: "3", or by local rank "0:1,1:2"
     tee: str = "0"
+    row: bool = True  # the last row of a terminal shows the progress; false: plain lines, as anywhere else
     kernel: str = "/dev/kmsg"  # the kernel's log, in which causes of incidents are looked for; empty: it is not read
     local_ranks_filter: tuple[Count, ...] = ()  # only these local ranks show on the console; empty: all
     role: str = "default"
@@ -92,6 +93,13 @@ class Logs(Group, frozen=True):
             return Std.NONE
         redirected = std_of(self.redirects, "logs.redirects", local_rank)
         return (Std.ALL & ~redirected) | std_of(self.tee, "logs.tee", local_rank)
+
+
+class Report(Group, frozen=True):
+    """What report.html tells beside accelerators' time."""
+
+    price: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of an accelerator for an hour; 0: no money is told
+    currency: str = "USD"
 
 
 class Rendezvous(Group, frozen=True):
@@ -166,6 +174,7 @@ class RunConfig(Group, frozen=True):
     hang: Hang = Hang()
     straggler: Straggler = Straggler()
     logs: Logs = Logs()
+    report: Report = Report()
     rendezvous: Rendezvous = Rendezvous()
     control: Control = Control()
     worker: Worker = Worker()

@@ -284,8 +284,8 @@ class StepsSeen(Event, frozen=True):
     """Progress of the slowest worker of the epoch, at most once a second, and at its first step.
 
     `step_at_s`: when the last step was made, controller's clock. `first_step_at_s`: the epoch's first step, or -1.
-    `total_step` is the optimizer's own count (-1 when it keeps none). `stall_s`: time of this epoch in which all
-    waited for saves, where that is known (simulations).
+    `total_step` is the optimizer's own count (-1 when it keeps none). `stall_s`: time of this membership's steps that
+    went into calls of saves, by the worker with most of it; it begins at 0 again after a change.
     """
 
     epoch: int
@@ -308,12 +308,13 @@ class MetricsSeen(Event, frozen=True):
 
 
 class WorkersSeen(Event, frozen=True):
-    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; and its memory. Seldom, and
-    the more seldom the more workers there are."""
+    """By rank: seconds of its own in its newest steps (mean), waits not counted, -1: none; its memory; and the newest
+    step whose state it put into the vault of its node, -1: none. Seldom: the more workers, the more seldom."""
 
     epoch: int
     own_s: tuple[float, ...]
     rss_bytes: tuple[int, ...]
+    kept_steps: tuple[int, ...] = ()
 
 
 class FleetSeen(Event, frozen=True):

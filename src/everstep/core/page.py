@@ -1,4 +1,5 @@
-"""Memory shared by a worker and its agent: a robust mutex, the worker's signs of life, and the work of its last steps.
+"""Memory shared by a worker and its agent: a robust mutex, the worker's signs of life, the work of its last steps, and
+the newest values that its script logged.
 
 The agent creates it (an anonymous memfd: nothing can be left behind in /dev/shm), the worker inherits
 the descriptor. Words are 64-bit, written by one side only, read by the other without a lock: an aligned
@@ -14,7 +15,7 @@ import signal
 
 from everstep.core.work import StepWork
 
-SIZE = 16384
+SIZE = 32768
 MUTEX_OFFSET = 0  # pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64
 MUTEX_SIZE = 64
 STOP_NOW = 1 << 63  # value of Word.STOP_AT_STEP: deliver SIGTERM whatever the step
@@ -22,6 +23,10 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9  # a worker that gets it writes the Python s
 LOGGED = 256  # steps whose work the page holds: with heartbeats of 0.5 s all, if a step takes 2 ms or more
 _LOG = 64  # word at which they begin; each is its number plus one, and five numbers
 _FIELDS = 6
+VALUES_BYTES = 8176  # of the newest values that the script logged
+_VALUES = _LOG + LOGGED * _FIELDS  # word at which they begin: two places in turn, each its number, its length and bytes
+_PLACE = VALUES_BYTES // 8 + 2
+_TRIES = 3
 
 
 class Word(enum.IntEnum):
@@ -46,6 +51,7 @@ class Word(enum.IntEnum):
     READY_NS = 16  # the worker holds the mutex and is about to run the script
     EXIT_STATUS = 17  # status the script ended with, plus one
     SAVE_ASKED = 19  # written by the agent: how often a person wanted the state on disk
+    KEPT_STEP = 20  # newest committed step whose state this worker put into the vault of its node, plus one
     FIRST_TOTAL_STEP = 18  # the optimizer's own count at the first step of this attempt, plus one; 0: unknown
 
 
@@ -88,6 +94,28 @@ class Page:
             if number == words[at] == step + 1:
                 found.append(StepWork(step, work / 1e9, data / 1e9, save / 1e9, tokens, squares))
         return found
+
+    def put_values(self, data: bytes) -> None:
+        """In place of those before the last ones: whoever reads these meanwhile is not disturbed."""
+        words = self._words
+        number = max(words[_VALUES], words[_VALUES + _PLACE]) + 1
+        at = _VALUES + number % 2 * _PLACE
+        begin = MUTEX_SIZE + 8 * (at + 2)
+        words[at] = 0
+        words[at + 1] = len(data)
+        self.memory[begin : begin + len(data)] = data
+        words[at] = number
+
+    def values(self) -> bytes:
+        """The newest that are whole. Empty: nothing was put, or it was put too often to be read."""
+        words, places = self._words, (_VALUES, _VALUES + _PLACE)
+        for at in _TRIES * sorted(places, key=lambda at: words[at], reverse=True):
+            number, length = words[at], min(words[at + 1], VALUES_BYTES)
+            begin = MUTEX_SIZE + 8 * (at + 2)
+            data = self.memory[begin : begin + length]
+            if number and words[at] == number:
+                return data
+        return b""
 
     def close(self) -> None:
         self._words.release()

@@ -13,6 +13,7 @@ import enum
 import msgspec
 
 from everstep.core.formation import Formation, SessionReport
+from everstep.core.logged import Logged
 from everstep.core.work import StepWork
 
 
@@ -120,6 +121,8 @@ class WorkerProgress(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     cpu_s: float = 0.0
     work: tuple[StepWork, ...] = ()  # of steps since the last message; of very many, every second, fourth ...
+    logged: Logged | None = None  # the newest that its script logged
+    kept_step: int = -1  # newest state that it put into its node's vault
 
 
 class NodeProgress(msgspec.Struct, frozen=True, tag=True):

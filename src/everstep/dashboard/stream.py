@@ -51,9 +51,9 @@ class Stream:
                 await self.refresh()
             else:
                 self.followed += await self._desk.call(self._source.follow)
-            often = self._pages and not self._frame.over
             now_s = time.monotonic()
-            due_s = max(due_s + (EVERY_S if often else IDLE_S), now_s + (now_s - began_s))  # half of a core at most
+            rest_s = now_s - began_s  # as long as the work took: half of a core at most
+            due_s = max(due_s + (EVERY_S if self._pages else IDLE_S), now_s + rest_s)
             self._wake.clear()
             try:
                 async with asyncio.timeout(due_s - time.monotonic()):

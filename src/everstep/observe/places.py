@@ -281,6 +281,8 @@ class Places(msgspec.Struct):
             count = min(len(self.uses), len(event.own_s))
             view.workers.own_s[:count] = event.own_s[:count]
             view.workers.rss_bytes[:count] = event.rss_bytes[:count]
+            kept = zip(view.workers.roles, event.kept_steps, strict=False)
+            view.memory_steps = {str(role): step for role, step in kept if role >= 0 and step >= 0}
 
     # Numbers --------------------------------------------------------------------------------------------
 

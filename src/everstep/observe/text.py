@@ -7,7 +7,9 @@ from typing import TextIO
 
 from everstep.core.types import Blame, Verdict
 from everstep.observe.summary import IncidentSummary, Summary
+from everstep.observe.view import IncidentView
 
+AnyIncident = IncidentSummary | IncidentView
 RULE_WIDTH = 78
 
 # What to do next, by an incident's first culprit's cause or by its kind; the first that fits is printed.
@@ -51,7 +53,7 @@ ADVICE_BY_CLASS = {
 
 
 def duration(seconds: float) -> str:
-    """Short text for people: 12 ms, 3.4 s, 2 min 05 s, 3 h 07 min; "-" for a negative (unknown) one."""
+    """Short text for people: 12 ms, 3.4 s, 2 min 05 s, 3 h 07 min, 30 d 4 h; "-" for a negative (unknown) one."""
     if seconds < 0:
         return "-"
     if seconds < 0.9995:
@@ -62,7 +64,10 @@ def duration(seconds: float) -> str:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min"
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days} d {hours} h"
 
 
 def who(blames: Sequence[Blame]) -> str:
@@ -125,16 +130,25 @@ def _cost(incident: IncidentSummary) -> str:
     return text
 
 
-def advise(incident: IncidentSummary) -> str:
-    """One sentence on what to do; empty when there is nothing to do."""
-    first = incident.culprits[0] if incident.culprits else Blame(-1, "", "")
+def template_of(incident: AnyIncident) -> str:
+    """The advice for incidents of this sort, with {node}, {rank} and {evidence} still to be named; empty: none."""
+    first = _first(incident)
     said = incident.cause.culprits[0].cause if incident.cause is not None and incident.cause.culprits else ""
-    template = ADVICE_BY_CLASS.get(said) or ADVICE.get(first.cause) or ADVICE.get(incident.kind) or ""
+    return ADVICE_BY_CLASS.get(said) or ADVICE.get(first.cause) or ADVICE.get(incident.kind) or ""
+
+
+def advise(incident: AnyIncident) -> str:
+    """One sentence on what to do; empty when there is nothing to do."""
+    first, template = _first(incident), template_of(incident)
     evidence = _evidence(incident, first.rank)
     return template.format(node=first.node or "its node", rank=first.rank, evidence=evidence) if template else ""
 
 
-def _evidence(incident: IncidentSummary, rank: int) -> str:
+def _first(incident: AnyIncident) -> Blame:
+    return incident.culprits[0] if incident.culprits else Blame(-1, "", "")
+
+
+def _evidence(incident: AnyIncident, rank: int) -> str:
     """The file to open first: the culprit's stacks for a hang or a slow worker, its log otherwise."""
     suffix = "stacks.txt" if incident.kind in ("hang", "slow") else "log.txt"
     return next(

@@ -30,7 +30,7 @@ class Training:
         if seen.epoch != steps.epoch or made < 1:
             return False
         made_at_s = min(at_s, max(0.0, known.at(seen.step_at_s)))
-        goodput.stalled_s += max(0.0, seen.stall_s - steps.stalled_s)
+        goodput.stalled_s += seen.stall_s - (steps.stalled_s if seen.stall_s >= steps.stalled_s else 0.0)
         steps.stalled_s = seen.stall_s
         since_s, first = goodput.last_s, steps.fresh
         if first:

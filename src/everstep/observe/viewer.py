@@ -119,13 +119,12 @@ class Viewer:
     def _price(self, losses: dict[str, dict[str, float]]) -> None:
         """What each incident cost, and each cause; what no incident caused, by bucket."""
         costs = dict(self._known.told_costs)
-        for owner, parts in losses.items():
-            case = self._cases.known.get(owner)
-            if case is not None:
-                case.cost = parts
+        for case in self._view.incidents:
+            case.cost = losses.pop(case.id, {})
+            if case.cost:
                 cause = self._cases.cause(case)
-                costs[cause] = costs.get(cause, 0.0) + sum(parts.values())
-                continue
+                costs[cause] = costs.get(cause, 0.0) + sum(case.cost.values())
+        for owner, parts in losses.items():
             for bucket, spent in parts.items():
                 cause = OTHER if owner else bucket
                 costs[cause] = costs.get(cause, 0.0) + spent

@@ -12,14 +12,15 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from everstep.core.page import Page
-from everstep.probe import loaders, owntime, phases, progress
+from everstep.core.page import Page, Word
+from everstep.probe import foreign, loaders, owntime, phases, progress
 from everstep.probe.owntime import Account
 from everstep.probe.termination import Termination
+from everstep.probe.values import Values
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 _progress = progress.Progress()
 _termination = Termination(_progress)
+_values = Values()
 _installed: Page | None = None
 
 
@@ -37,6 +39,8 @@ def prepare() -> None:
     after_import("torch.utils.data._utils.worker", loaders.patch_torch)
     after_import("torch.distributed.checkpoint", lambda: phases.patch_checkpoint(_progress.phases))
     after_import("safetensors.torch", lambda: phases.patch_safetensors(_progress.phases))
+    for name in foreign.PLACES:
+        after_import(name, functools.partial(foreign.patch, name, _overheard))
     _termination.install()
 
 
@@ -48,9 +52,10 @@ def _patch_torch() -> None:
 
 def install(page: Page) -> None:
     """From now on this process is the worker of `page`."""
-    global _installed
+    global _installed, _values
     prepare()
     _progress.attach(page)
+    _values = Values()
     _installed = page
 
 
@@ -71,6 +76,23 @@ def committed(steps: int) -> None:
 def restored(steps: int) -> None:
     """A session is at this many steps of the job now, without having made one."""
     _progress.restored(steps)
+
+
+def kept(steps: int) -> None:
+    """This worker put its part of the state after so many steps into the vault of its node. From any thread."""
+    _progress.words[Word.KEPT_STEP] = steps + 1
+
+
+def logged(epoch: int, step: int, values: Mapping[str, float]) -> None:
+    """What the script logged of a committed step, counted from 1. `epoch`: of the session's formation."""
+    if _installed is not None:
+        _values.tell(_installed, epoch, step, values)
+
+
+def _overheard(values: Mapping[str, float]) -> None:
+    """A session that logs itself knows better which steps count: the script has its trackers besides."""
+    if not _values.of_session:
+        logged(0, _progress.steps(), values)
 
 
 def waiting(function: Callable[P, R]) -> Callable[P, R]:

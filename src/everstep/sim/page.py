@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from everstep.observe import html, svg
 from everstep.observe.view import Bucket
-from everstep.sim import svg
 from everstep.sim.result import Result
 
-COLOURS = dict(zip((bucket.value for bucket in Bucket), svg.PALETTE, strict=True))
-COLOURS[Bucket.PRODUCTIVE.value], COLOURS[Bucket.STANDBY.value] = "#009E73", "#0072B2"
+COLOURS = {bucket.value: html.colour(bucket.value) for bucket in Bucket}
 
 USEFUL = Bucket.PRODUCTIVE.value
 MOST_DETAILS = 12  # runs that are described in words: a long sweep has its table
-STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-h1{font-size:1.7rem}h2{font-size:1.2rem;margin-top:2rem}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right}
-th:first-child,td:first-child{text-align:left;white-space:nowrap}
-svg{width:100%;min-width:46rem;height:auto}svg text{font:14px system-ui,sans-serif;fill:#222}
-svg text.axis{font-weight:600}.legend span{margin-right:1rem;white-space:nowrap}
-.legend i{display:inline-block;width:.9rem;height:.9rem;margin-right:.3rem;vertical-align:-.1rem}
-.scroll{overflow-x:auto}pre{background:#f5f5f5;padding:.8rem;overflow-x:auto}.note{color:#555}
+STYLE = f"""{svg.STYLE}
+table{{min-width:46rem}}th,td{{text-align:right;white-space:normal;vertical-align:bottom}}th:first-child,td:first-child{{text-align:left;white-space:nowrap}}
 """
 
 
@@ -51,10 +42,7 @@ def page(
     ]
     if source:
         parts.append(f"<h2>Scenario</h2><pre>{escape(source)}</pre>")
-    head = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    )
-    return f"{head}<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    return html.document(title, f"<main>{''.join(parts)}</main>", STYLE)
 
 
 def labelled(results: Sequence[Result], sweep: Mapping[str, Sequence[float]] | None = None) -> dict[str, Result]:

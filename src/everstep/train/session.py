@@ -48,7 +48,7 @@ from everstep.train.guard import Guard
 from everstep.train.inner import Both, Inner, library_of
 from everstep.train.keeping import Keeping
 from everstep.train.metered import Metered
-from everstep.train.metrics import MetricsFile, MetricsPrinted
+from everstep.train.metrics import Where, metrics_of
 from everstep.train.randomness import reseed
 from everstep.train.reducer import Collective, Reducer
 from everstep.train.saving import Saving, saving_of
@@ -66,7 +66,7 @@ ALONE = "alone/0#0"
 def session(
     *,
     seed: int = 0,
-    log_file: str | Path | None = None,
+    log_file: Where = None,
     library: str | None = None,
     checkpoints: str | Path | Saving | None = None,
     check_every: int | None = None,
@@ -74,7 +74,7 @@ def session(
     """The job's session of this process.
 
     seed: of the randomness inside steps. log_file: `log` appends a JSON line a step to it; all members' nodes see it.
-    Of steps that are done again, what was written before moves to `log_file.redone`.
+    Of steps that are done again, what was written before moves to `log_file.redone`. Or a tracker, or several of both.
     library: what sums gradients, "nccl" or "gloo"; None: NCCL on its devices, Everstep's own collectives on the CPU.
     checkpoints: a folder or URL where the state is saved, and from which a later run of the script goes on; or a
     `Saving`, which says how often as well. None: under `everstep run` it is kept in the nodes' memory only.
@@ -94,13 +94,12 @@ class Session:
     def __init__(
         self,
         seed: int = 0,
-        log_file: str | Path | None = None,
+        log_file: Where = None,
         library: str | None = None,
         saving: Saving | None = None,
         check_every: int | None = None,
     ) -> None:
         self.seed = seed
-        self._metrics = MetricsFile(log_file) if log_file is not None else MetricsPrinted()
         self._objects: dict[str, Stateful] = {}
         self._keeping = Keeping(saving or Saving(), self._objects)
         self._guard = Guard(check_every, self._objects)
@@ -118,7 +117,8 @@ class Session:
         fabric = Fabric(worker, host, secret, bind=address)
         library = library or library_of(self.device)
         inner = Inner(library, worker, address, self.device) if library is not None else None
-        self._metered = Metered(self._channel.report if self._channel else lambda report: None)
+        report = self._channel.report if self._channel else lambda report: None
+        self._metered = Metered(report, metrics_of(log_file))
         self._engine = Engine(fabric, worker, host, self._metered, inner, self._guard)
         me = Seat(worker, "alone", host, fabric.endpoint, inner.store if inner is not None else "")
         self._alone = Formation(1, (me,), abort=False, floor=0)
@@ -144,6 +144,7 @@ class Session:
         if self._hooks:
             self._reducer.close()
         self._keeping.close()
+        self._metered.close()
         if self._group is not None and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         self._engine.close()
@@ -253,8 +254,7 @@ class Session:
         if step is None or not step.committed or self._engine.role:
             return
         numbers = {name: float(value) for name, value in values.items()}
-        self._metered.saw(step.index + 1, numbers)
-        self._metrics.write(step.index + 1, numbers)
+        self._metered.saw(step.index + 1, numbers, self._engine.epoch)
 
     def save(self, *, memory_only: bool = False) -> None:
         """Save the state after the step under way, or the next one, to `checkpoints`; training goes on meanwhile.

@@ -19,6 +19,7 @@ from everstep.core.formation import Seat
 from everstep.core.saves import Saves, Tier
 from everstep.plan.interval import Tuner
 from everstep.plan.placement import Part, parts
+from everstep.probe import boot
 from everstep.state import capture, restore
 from everstep.state.client import News, Persist, Slot, Vault, VaultError
 from everstep.state.disk import Checkpoints
@@ -161,6 +162,8 @@ class Snapshots:
         """The members of an epoch: it follows who writes what, and to whom it goes."""
         self._seats, self._role, self._shards = seats, role, shards
         self._part = parts([seat.node for seat in seats], shards, self._saving.copies)[role]
+        if not self._part.writes:
+            boot.kept(-1)  # another one does from here on
 
     def take(self) -> None:
         """Nothing changes the state until the next optimizer step: begin the copy that is due."""
@@ -208,6 +211,7 @@ class Snapshots:
             self._vault.give_up(slot)
             raise NotFinite(f"{copied.non_finite} is not finite after step {step}: this state is not kept")
         self._vault.seal(slot, plan.index(self._job, step, epoch, time.time()), peers, persist)
+        boot.kept(step)
 
     def _persist(self) -> Persist:
         return Persist(str(self._where), {"newest": self._saving.keep, "every": self._saving.series})

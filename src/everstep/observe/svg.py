@@ -1,6 +1,7 @@
-"""Small pictures as SVG text, for a page that needs nothing from anywhere.
+"""Small pictures as SVG text, for a page that needs nothing from anywhere: bars, and curves over any axis.
 
-Colours are Okabe and Ito's, which colour-blind people tell apart.
+Colours are hues of Okabe and Ito's, which colour-blind people tell apart, each with a contrast of 3 on white and on
+nearly black. `STYLE` belongs to the page; `charts` has curves over a job's time.
 """
 
 from __future__ import annotations
@@ -9,14 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999", "#009E73", "#555555", "#000000")
+PALETTE = ("#0072b2", "#b87400", "#d55e00", "#cc79a7", "#2b8fc4", "#857400", "#8a8f96", "#009e73", "#7a55a8", "#76808c")
+STYLE = """
+.picture{width:100%;min-width:46rem;height:auto}.picture text{font:14px system-ui,sans-serif;fill:var(--ink)}
+.picture text.axis{font-weight:600}.picture .grid{stroke:var(--line)}
+.legend span{margin-right:1rem;white-space:nowrap}
+.legend i{display:inline-block;width:.9rem;height:.9rem;margin-right:.3rem;vertical-align:-.1rem}
+"""
 WIDTH, LEFT, RIGHT = 920, 190, 70
 FITS = 20  # characters left of a bar
 Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def figure(parts: Sequence[str], height: float, title: str) -> str:
-    head = f'<div class="scroll"><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+    label = escape(title)
+    head = (
+        f'<div class="scroll"><svg class="picture" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{label}">'
+    )
     return head + "".join(parts) + "</svg></div>"
 
 
@@ -100,7 +110,7 @@ class _Axes:
         for tick in range(5):
             value = self.y_high * tick / 4
             y = self.y(value)
-            parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
             parts.append(text(left - 8, y + 5, f"{value:.4g}", "end"))
         for tick in range(6):
             at = self.x_low + (self.x_high - self.x_low) * tick / 5

@@ -1,0 +1,85 @@
+"""What the commands that show a job read: its run folder, or its journal alone, as a `View`.
+
+It is a fold over the journal, so a job that runs, one that is over and a simulated one are read alike.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from everstep.cli import presence
+from everstep.control.history import History
+from everstep.control.reading import Follower
+from everstep.core.config import RunConfig
+from everstep.core.errors import UsageError
+from everstep.observe.units import Price
+from everstep.observe.view import IncidentView, View
+from everstep.observe.viewer import Viewer
+
+JOURNAL = "journal.jsonl"
+
+
+def journal_of(run: Path) -> Path:
+    """RUN is a run folder or a journal. Raises UsageError when it is neither."""
+    path = run / JOURNAL if run.is_dir() else run
+    if not path.is_file():
+        raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed, or a journal")
+    return path
+
+
+def newest(run: Path) -> tuple[Viewer, Follower]:
+    """The job as far as its journal goes, and what follows it from there. Little is read, however long it is."""
+    return History(journal_of(run)).newest()
+
+
+def lives(run: Path) -> bool:
+    """Whether the job's launcher lives, as far as this machine can tell: then time passes without entries too."""
+    if not run.is_dir():
+        return False
+    address = presence.read(run)
+    return address is not None and presence.launcher_lives(run, address) is True
+
+
+def now_of(view: View) -> float:
+    """The present, on the view's time line."""
+    return max(view.now_s, time.time() - view.submitted_wall_s)
+
+
+def view_of(run: Path) -> View:
+    """As it is now."""
+    viewer, _ = newest(run)
+    if not viewer.view.ended and lives(run):
+        viewer.until(now_of(viewer.view))
+    return viewer.view
+
+
+def incident_of(run: Path, view: View, name: str) -> IncidentView:
+    """By its id, in any case of letters; also one that the View no longer keeps. Raises UsageError without it."""
+    wanted = name.upper()
+    found = next((incident for incident in view.incidents if incident.id.upper() == wanted), None)
+    if found is None or not found.timeline:  # dropped, or kept in outline only
+        found = _older(run, {name, wanted, name.lower()}) or found
+    if found is None:
+        ids = [incident.id for incident in view.incidents]
+        shown = ", ".join(ids if len(ids) <= 12 else [*ids[:4], "...", *ids[-4:]])
+        raise UsageError(f"no incident {name} in {run}; " + (f"there are: {shown}" if ids else "there was none"))
+    return found
+
+
+def _older(run: Path, names: set[str]) -> IncidentView | None:
+    history = History(journal_of(run))
+    return next((found for found in map(history.incident, sorted(names)) if found is not None), None)
+
+
+def price_of(folder: Path, price: float | None, currency: str | None) -> Price:
+    """What the command line says, then the job's configuration."""
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=RunConfig).report
+    except (OSError, msgspec.DecodeError):  # a simulated job, a journal alone, or another version's
+        config = RunConfig().report
+    if price is not None and not 0 <= price < 1e9:
+        raise UsageError(f"--price {price}: expected what an accelerator costs in an hour, as in --price 2.50")
+    return Price(config.price if price is None else price, currency or config.currency)

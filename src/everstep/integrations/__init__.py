@@ -1,0 +1,1 @@
+"""Everstep beside other tools: one file and one extra each."""
