@@ -199,6 +199,23 @@ def test_slider(browser: Browser, opened: list[Watched]) -> None:
         expect(page.locator("#play")).to_have_text("Play")
 
 
+def test_looking_back_while_it_runs(browser: Browser, opened: list[Watched]) -> None:
+    view = canned.small()
+    with Server(view, at=lambda at: fixture.cut(view, at)) as server:
+        page = show(browser, opened, server.url)
+        page.get_by_role("button", name="Look back").click()
+        for _ in range(2):
+            page.locator("#to-previous").click()
+        expect(page.locator("#mode")).to_have_text("looking back")
+        expect(page.locator("#incident-list li")).to_have_count(2)
+        server.push(last_step_s=view.now_s - 60)
+        page.get_by_role("button", name="Now", exact=True).click()
+        expect(page.locator("#incident-list li")).to_have_count(3)
+        expect(page.locator("#status-label")).to_have_text("No new step")
+        expect(page.locator("#time")).to_be_hidden()
+        page.goto("about:blank")
+
+
 def test_lost_connection_is_told_and_mended(browser: Browser, opened: list[Watched]) -> None:
     """Unless the job has ended: then nothing more is to come."""
     with Server(calm()) as server:

@@ -141,7 +141,7 @@ export class Plot {
     return {
       label: line.label,
       stroke: token(line.color),
-      width: line.width ?? 1.5,
+      width: ((line.width ?? 1.5) * rem()) / 14, // as the text grows with the screen
       points: { show: (u) => line.width !== 0 && u.data[0].length < 3 }, // too few for a line
       paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       fill: line.fill ? faded(token(line.color), line.fill) : undefined,
