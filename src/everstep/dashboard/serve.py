@@ -7,7 +7,6 @@ long one may take to say what it wants, or to take what it is sent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from types import FrameType
@@ -60,8 +59,9 @@ async def serve(
     finally:
         closing.cancel()
         following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        await asyncio.wait([following])  # unlike an await of it, tells its cancellation from ours: Ctrl-C
+        if not following.cancelled():
+            following.result()
 
 
 async def _follow(stream: Stream, server: _Server) -> None:
