@@ -81,6 +81,17 @@ def told() -> Told:
 BEGIN = {Bucket.WAITING: 4 * 1.0, Bucket.START: 4 * 10.0}
 
 
+def test_two_words_that_lie_close_together_are_no_leap(told: Told) -> None:
+    """The second one came late of one worker, and early of another."""
+    told.at(22.1, e.StepsSeen(1, 12, 12, 22.0, 11.0))
+    told.at(23.1, e.StepsSeen(1, 13, 13, 22.0001, 11.0))
+    told.at(24.1, e.StepsSeen(1, 14, 14, 24.0, 11.0))
+    view = told.view()
+    assert max(value for value in view.series["steps_per_s"].high if value is not None) <= 2.0
+    assert min(value for value in view.series["step_s"].low if value is not None) >= 0.5
+    assert view.step_s == pytest.approx(1.0)
+
+
 def test_a_crash_with_a_restart(told: Told) -> None:
     """A step was under way for half a second, and 1.5 s later the end of its worker was known."""
     told.at(22, e.WorkerEnded(1, "n0", Exit(ExitCause.SIGNAL, 20.5, signal=9), 20.5))
