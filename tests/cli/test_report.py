@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.cli.narrate import Narrator
-from everstep.control.journal import Journal
+from everstep.cli.viewing import newest
+from everstep.control import tending
+from everstep.control.journal import Follower, Journal
 from everstep.core import events as e
 from everstep.core.config import Report, RunConfig
 from everstep.core.decisions import Action, Alternative, Decision
@@ -120,6 +123,52 @@ def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str], tm
     ):
         assert main(command) == ExitCode.USAGE
         assert words in capsys.readouterr().err
+
+
+DAMAGED = [("incidents",), ("top",), ("trace",), ("report",), ("status",), ("explain", "I001", "--run")]
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=lambda line: line[0])
+def test_damage_is_told_and_read_over(line: tuple[str, ...], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = run / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b"{", b"[", 1)  # that it runs
+    lines[5] = lines[5].replace(b"StepsSeen", b"StepsSung")
+    journal.write_bytes(b"".join(lines))
+    assert main([*line, str(run)]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert told.count("line 4 is damaged") == 1 and told.count("1 of its events are of types") == 1
+    with gzip.open(run / "journal-000001.jsonl.gz", "wb") as packed:  # the only file that was kept
+        packed.write(journal.read_bytes())
+    journal.unlink()
+    assert main([*line, str(run)]) == ExitCode.OK
+    (run / "journal-000001.jsonl.gz").unlink()
+    journal.write_bytes(b"no journal\n")
+    assert main([*line, str(run)]) == ExitCode.FAILED
+    assert "nothing in" in capsys.readouterr().err
+    journal.unlink()
+    journal.mkdir()
+    assert main([*line, str(run)]) == ExitCode.USAGE
+
+
+def test_a_long_journal_is_not_read_from_its_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Views are kept, so what lies before the last of them is not needed."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder, size in ((whole, 10**6), (parts, 1500)):
+        folder.mkdir()
+        with Journal.open(folder / "journal.jsonl", "job", size) as journal:
+            for at_s, event in sorted(story(), key=lambda item: item[0]):
+                journal.append(event, at_s, 1.7e9 + at_s, 1)
+    tending.tend(parts / "journal.jsonl")
+    (parts / "journal-000001.jsonl.gz").unlink()
+    (parts / "journal-000002.jsonl.gz").unlink()
+    told = [said(capsys, "status", str(folder)).replace("(median)", "(of late)") for folder in (parts, whole)]
+    assert told[0] == told[1]
+    narrator = Narrator(parts, "job")
+    narrator.progress.viewer = newest(parts)[0]
+    narrator.follower = Follower(parts / "none")
+    narrator.end(0)
+    assert set(told[0].splitlines()) < set(capsys.readouterr().err.splitlines())
 
 
 def test_top_prints_a_screen_where_there_is_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

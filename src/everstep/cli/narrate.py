@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 from everstep.cli.progress import Progress
-from everstep.control.journal import Follower, read
+from everstep.cli.viewing import is_long, summary_of
+from everstep.control.journal import Follower
 from everstep.core import events as e
 from everstep.core.config import RunConfig
 from everstep.core.types import ExitCause
-from everstep.observe.summary import summarize
+from everstep.observe.summary import brief
 from everstep.observe.text import render
 from everstep.observe.units import Price
 
@@ -80,7 +81,8 @@ class Narrator:
         """The summary, on the console and in the run folder, and the report there."""
         self.catch_up()
         self.progress.close()
-        summary = summarize(read(self.journal))
+        view = self.progress.view if is_long(self.journal) else None  # then to fold it once more takes minutes
+        summary = brief(view) if view is not None else summary_of(self.run_dir)[0]
         text = render(summary)
         print(text, file=sys.stderr, flush=True)
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from everstep.cli.asking import LATEST
+from everstep.cli.viewing import journal_of, readable, tell_damage
 from everstep.control.journal import read
 from everstep.core.errors import ExitCode, UsageError
 from everstep.observe.trace import Story
@@ -50,15 +51,11 @@ def trace(
         most: workers' events at most; where there are more, the oldest are left out, of all workers alike.
         logs: where the log folders of the nodes are, if the job had --log-dir (default: logs in the run folder).
     """
-    journal = run if run.is_file() else run / "journal.jsonl"
-    if not journal.exists():
-        raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed")
+    journal = journal_of(run)
     run = journal.parent
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two files for each worker
-    story = Story()
-    for entry in read(journal):
-        story.add(entry)
+    story = _story(journal)
     with places(logs or run / "logs") as (found, wrong):
         for line in wrong:
             print(f"everstep: {line}", file=sys.stderr)
@@ -75,6 +72,16 @@ def trace(
         num_events = _write(path, _events(story, workers, window))
     print(f"{path}: {num_events} events, {len(workers)} workers: open it at ui.perfetto.dev or in chrome://tracing")
     return ExitCode.OK
+
+
+def _story(journal: Path) -> Story:
+    story, number = Story(), 0
+    with readable(journal):
+        reading = read(journal, partial=True)
+        for number, entry in enumerate(reading, 1):
+            story.add(entry)
+    tell_damage(reading, number)
+    return story
 
 
 def _chosen(story: Story, found: list[Place], ranks: str) -> list[Place]:

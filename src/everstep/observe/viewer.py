@@ -90,6 +90,11 @@ class Viewer:
         return self._goodput.now_s
 
     @property
+    def last_wall_s(self) -> float:
+        """Of the newest entry, since 1970; 0: there is none."""
+        return self._known.last_wall_s
+
+    @property
     def accelerators(self) -> int:
         """That the job has now, or wants; none once it ended."""
         return 0 if self._view.ended else self._view.fleet.total
