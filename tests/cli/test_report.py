@@ -113,6 +113,16 @@ def test_an_incident_that_is_no_longer_kept_is_explained(tmp_path: Path, capsys:
     assert "death 1\n" in said(capsys, "explain", "I001", "--run", str(tmp_path))
 
 
+NO_TRACE = (
+    ("ranks", "3-0", "3-0: 3-0 names none"),
+    ("most", "0", "0: expected"),
+    ("newest", "-5", "-5.0: expected"),
+    ("first", "nan", "nan: expected"),
+    ("out", "trace.txt", "trace.txt: expected"),
+    ("logs", "/no/such/folder", "/no/such/folder: there is no"),
+)
+
+
 def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for command, words in (
         (("explain", "I009", "--run", str(run)), "no incident I009"),
@@ -120,12 +130,18 @@ def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str], tm
         (("report", str(run), "--price", "-1"), "--price -1.0: expected"),
         (("report", str(run), "--out", str(tmp_path / "no/such/folder.html")), "cannot be written"),
         (("top", str(run), "--every", "0"), "--every 0.0: expected"),
+        (("dashboard", str(run), "--port", "99999"), "--port 99999: expected"),
+        *((("trace", str(run), f"--{option}", value), f"--{option} {told}") for option, value, told in NO_TRACE),
     ):
         assert main(command) == ExitCode.USAGE
         assert words in capsys.readouterr().err
 
 
 DAMAGED = [("incidents",), ("top",), ("trace",), ("report",), ("status",), ("explain", "I001", "--run")]
+
+
+def test_a_rank_too_many_is_no_reason_to_fill_the_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "0 workers" in said(capsys, "trace", str(run), "--ranks", "0-99999999999")
 
 
 @pytest.mark.parametrize("line", DAMAGED, ids=lambda line: line[0])

@@ -115,13 +115,12 @@ def learned(run: Path) -> Costs:
     journal = journal_of(run)
     kept = replay.kept(Files(journal))  # by a controller of this version
     place, costs = (kept[0], kept[1].job.costs) if kept is not None else (Place(), Costs())
-    num_entries = place.n
     with readable(journal):
         reader = Reader(journal, place, partial=True)
-        for num_entries, entry in enumerate(reader.entries(), num_entries + 1):
+        for entry in reader.entries():
             if isinstance(entry.event, CostLearned):
                 costs = costs.saw(entry.event.what, entry.event.seconds)
-    tell_damage(reader, num_entries)
+    tell_damage(reader, reader.place.n > 0)
     return costs
 
 

@@ -55,6 +55,8 @@ def trace(
     run = journal.parent
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two files for each worker
+    wanted = _ranks(ranks)
+    _refuse(out, first, last, newest, most, logs)
     story = _story(journal)
     with places(logs or run / "logs") as (found, wrong):
         for line in wrong:
@@ -64,7 +66,7 @@ def trace(
             print(f"everstep: no trace of {', '.join(missing)} on this machine", file=sys.stderr)
         begin = story.timeline.now_s - newest if newest is not None else first
         asked = Window(-math.inf if begin is None else begin, math.inf if last is None else last)
-        workers = _chosen(story, found, ranks)
+        workers = _chosen(story, found, wanted)
         window = narrow(workers, asked, most) if workers else asked
         if window != asked:
             print(f"everstep: more than {most} events: workers are shown from {window.first_s:.3f} s", file=sys.stderr)
@@ -75,33 +77,51 @@ def trace(
 
 
 def _story(journal: Path) -> Story:
-    story, number = Story(), 0
+    story = Story()
     with readable(journal):
         reading = read(journal, partial=True)
-        for number, entry in enumerate(reading, 1):
+        for entry in reading:
             story.add(entry)
-    tell_damage(reading, number)
+    tell_damage(reading, bool(story.job))
     return story
 
 
-def _chosen(story: Story, found: list[Place], ranks: str) -> list[Place]:
+def _refuse(
+    out: Path | None, first: float | None, last: float | None, newest: float | None, most: int, logs: Path | None
+) -> None:
+    """What would give a trace of nothing. Raises UsageError."""
+    for option, seconds in (("--first", first), ("--last", last), ("--newest", newest)):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise UsageError(f"{option} {seconds}: expected seconds")
+    if first is not None and last is not None and last < first:
+        raise UsageError(f"--last {last}: that is before --first {first}")
+    if most < 1:
+        raise UsageError(f"--most {most}: expected 1 or more")
+    if out is not None and not out.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"--out {out}: expected a name that ends in .json or .json.gz")
+    if logs is not None and not logs.is_dir():
+        raise UsageError(f"--logs {logs}: there is no such folder")
+
+
+def _chosen(story: Story, found: list[Place], wanted: list[range] | None) -> list[Place]:
     """The places of these ranks, their clocks set to the job's time."""
     headers = [file.header for place in found for file in place.files]
     align(found, story.clocks.offsets(headers, story.timeline.submitted_wall_s))
-    wanted = _ranks(ranks)
-    return [place for place in found if wanted is None or place.rank in wanted]
+    return [place for place in found if wanted is None or any(place.rank in ranks for ranks in wanted)]
 
 
-def _ranks(text: str) -> set[int] | None:
+def _ranks(text: str) -> list[range] | None:
     """Of 0-7,16. Raises UsageError."""
     if not text:
         return None
-    found: set[int] = set()
+    found: list[range] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise UsageError(f"--ranks {text}: expected ranks as in 0-7,16")
-        found.update(range(int(low), int(high or low) + 1))
+        found.append(range(int(low), int(high or low) + 1))
+        if not found[-1]:
+            raise UsageError(f"--ranks {text}: {part} names none")
     return found
 
 

@@ -42,7 +42,7 @@ def newest(run: Path, again: bool = False) -> tuple[Viewer, Follower]:
     with readable(path):
         viewer, follower = History(path).newest()
     if not again:
-        tell_damage(follower, viewer.view.entries)
+        tell_damage(follower, viewer.view.entries > 0)
     return viewer, follower
 
 
@@ -55,14 +55,14 @@ def readable(path: Path) -> Iterator[None]:
         raise UsageError(f"{error.filename or path}: cannot be read: {error.strerror or error}") from error
 
 
-def tell_damage(reader: Reader, num_entries: int) -> None:
-    """On standard error: what could not be read. Raises JournalError when nothing could."""
+def tell_damage(reader: Reader, some: bool) -> None:
+    """On standard error: what could not be read. Raises JournalError unless `some` was."""
     told = reader.damage[:TOLD]
     if len(reader.damage) > TOLD:
         told.append(f"and {len(reader.damage) - TOLD} more places are damaged")
     if reader.unknown:
         told.append(f"{reader.unknown} of its events are of types that this version of Everstep does not know")
-    if told and not num_entries:
+    if told and not some:
         raise JournalError("; ".join([f"nothing in {reader.path} can be read", *told]))
     for what in told:
         print(f"everstep: note: {what}", file=sys.stderr)
@@ -83,7 +83,7 @@ def summary_of(run: Path, again: bool = False) -> tuple[Summary, float]:
             entries.append(entry)
             last_wall_s = entry.wall_s
     if not again:
-        tell_damage(reading, len(entries))
+        tell_damage(reading, bool(entries))
     return summarize(entries), last_wall_s
 
 
