@@ -146,6 +146,20 @@ def test_survivors_go_on_while_a_place_is_filled_again(told: Told) -> None:
     assert view.workers.roles == [0, 3, 1, 2]
 
 
+def test_why_the_others_stopped_is_told_after_they_did(told: Told) -> None:
+    """A worker ends with exit status 0 right after step 10."""
+    told.seated(21, 1, "n0/0", "n0/1", "n1/0", "n1/1")
+    told.seated(23, 2, "n0/0", "n1/0", "n1/1")
+    told.at(23, e.StageChanged("running", "re-seating", "formation 2 of 3 workers"))
+    told.at(24, e.IncidentOpened("I1", "left-early", (Blame(1, "n0", "left-early"),), "ended (exit 0) at step 10"))
+    told.at(25, e.StepResumed(2, 11, 5.0), e.IncidentClosed("I1", "recovered", 5.0))
+    told.at(25, e.StageChanged("re-seating", "running"), e.StepsSeen(1, 11, 11, 25.0, 11.0))
+    view = told.view()
+    expected = {Bucket.REDONE: 4 * 1.0, Bucket.DETECTION: 4 * 2.0, Bucket.RECOVERY: 3 * 2.0}
+    assert view.incidents[0].cost == pytest.approx(expected)
+    assert view.buckets["productive"] == pytest.approx(9 * 4)
+
+
 def test_a_place_that_was_drained_is_not_filled_again(told: Told) -> None:
     told.seated(20, 1, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#0")
     told.at(20, e.DrainAsked("n1/1"))
