@@ -26,6 +26,7 @@ from everstep.observe.trace_json import JOB, job_events, worker_events
 MOST = 2_000_000  # events of workers: about what the viewers bear
 COMPRESSION = 4
 AT_ONCE = 1000  # events
+NAMED = 8  # nodes
 
 
 def trace(
@@ -63,7 +64,8 @@ def trace(
             print(f"everstep: {line}", file=sys.stderr)
         missing = [node for node in story.nodes if not any(place.node == node for place in found)]
         if missing:
-            print(f"everstep: no trace of {', '.join(missing)} on this machine", file=sys.stderr)
+            more = f" and {len(missing) - NAMED} more nodes" if len(missing) > NAMED else ""
+            print(f"everstep: no trace of {', '.join(missing[:NAMED])}{more} on this machine", file=sys.stderr)
         begin = story.timeline.now_s - newest if newest is not None else first
         asked = Window(-math.inf if begin is None else begin, math.inf if last is None else last)
         workers = _chosen(story, found, wanted)

@@ -26,6 +26,7 @@ from everstep.observe.viewer import Viewer
 
 JOURNAL = "journal.jsonl"
 TOLD = 3  # places of damage
+GONE = "the job ended without a word: its launcher is gone"
 
 
 def journal_of(run: Path) -> Path:
@@ -92,12 +93,10 @@ def is_long(journal: Path) -> bool:
     return bool(Files(journal).numbers())
 
 
-def lives(run: Path) -> bool:
-    """Whether the job's launcher lives, as far as this machine can tell: then time passes without entries too."""
-    if not run.is_dir():
-        return False
-    address = presence.read(run)
-    return address is not None and presence.launcher_lives(run, address) is True
+def lives(run: Path) -> bool | None:
+    """Whether the job's launcher lives: then time passes without entries too. None: this machine cannot tell."""
+    address = presence.read(run) if run.is_dir() else None
+    return presence.launcher_lives(run, address) if address is not None else None
 
 
 def now_of(view: View) -> float:
@@ -108,8 +107,17 @@ def now_of(view: View) -> float:
 def view_of(run: Path) -> View:
     """As it is now."""
     viewer, _ = newest(run)
-    if not viewer.view.ended and lives(run):
-        viewer.until(now_of(viewer.view))
+    return passed(run, viewer)
+
+
+def passed(run: Path, viewer: Viewer) -> View:
+    """While its launcher lives, time passes for the job though nothing is written."""
+    if not viewer.view.ended:
+        alive = lives(run)
+        if alive:
+            viewer.until(now_of(viewer.view))
+        elif alive is False:
+            print(f"everstep: note: {GONE}", file=sys.stderr)
     return viewer.view
 
 

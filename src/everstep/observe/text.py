@@ -179,10 +179,18 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("workers", f"{summary.epochs[-1].world_size} on {nodes} node{'s' * (nodes != 1)}" if nodes else ""),
         ("epochs", f"{summary.restarts + 1} ({summary.restarts} restarts)" if summary.restarts else ""),
         ("controller", f"{summary.controller_lives} lives" if summary.controller_lives > 1 else ""),
-        ("downtime", f"{duration(summary.downtime_s)} in {_count(summary)}" if summary.num_incidents else "none"),
+        ("downtime", _downtime(summary)),
         ("ETTR", f"{summary.ettr:.1%} ({duration(summary.effective_s)} of new steps)" if summary.steps else ""),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _downtime(summary: Summary) -> str:
+    if not summary.num_incidents:
+        return "none"
+    if not summary.steps:
+        return f"no step was made, {_count(summary)}"
+    return f"{duration(summary.downtime_s)} in {_count(summary)}"
 
 
 def _count(summary: Summary) -> str:
