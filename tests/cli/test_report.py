@@ -217,6 +217,20 @@ def test_a_full_disk_costs_the_report_and_nothing_else(run: Path, capsys: pytest
     assert left == {"journal.jsonl", "summary.txt"}, "what came of it before is whole, and room is left"
 
 
+def test_a_full_disk_leaves_the_trace_of_before(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no small disk to fill: mounting needs root")
+    try:
+        (disk / "trace.json").write_text("of before")
+        assert main(["trace", str(run), "--out", str(disk / "trace.json")]) == ExitCode.USAGE
+        assert [path.read_text() for path in disk.iterdir()] == ["of before"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert "No space left on device" in capsys.readouterr().err
+
+
 def test_a_defect_in_the_progress_ends_nothing(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ this machine are read, one worker at a time. Also while the job runs.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import math
@@ -136,15 +137,24 @@ def _events(story: Story, workers: list[Place], window: Window) -> Iterator[byte
 
 
 def _write(path: Path, events: Iterator[bytes]) -> int:
-    """The number of events. Raises UsageError when it cannot be written."""
+    """The number of events. Raises UsageError when it cannot be written: what was there before is there then."""
+    new = path.with_name(f"{path.name}.new")
     try:
-        with path.open("wb") as raw:
-            if path.suffix != ".gz":
-                return _stream(raw, events)
-            with gzip.GzipFile("", "wb", COMPRESSION, raw) as packed:
-                return _stream(cast(BinaryIO, packed), events)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        with new.open("wb") as raw:
+            number = _pack(raw, events) if path.suffix == ".gz" else _stream(raw, events)
+        new.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        if isinstance(error, OSError):
+            raise UsageError(f"{path}: {error.strerror}") from error
+        raise
+    return number
+
+
+def _pack(raw: BinaryIO, events: Iterator[bytes]) -> int:
+    with gzip.GzipFile("", "wb", COMPRESSION, raw) as packed:
+        return _stream(cast(BinaryIO, packed), events)
 
 
 def _stream(file: BinaryIO, events: Iterator[bytes]) -> int:
