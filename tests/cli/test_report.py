@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.cli.narrate import Narrator
-from everstep.control.journal import Journal
+from everstep.cli.viewing import newest
+from everstep.control import tending
+from everstep.control.journal import Follower, Journal
 from everstep.core import events as e
 from everstep.core.config import Report, RunConfig
 from everstep.core.decisions import Action, Alternative, Decision
@@ -110,6 +113,16 @@ def test_an_incident_that_is_no_longer_kept_is_explained(tmp_path: Path, capsys:
     assert "death 1\n" in said(capsys, "explain", "I001", "--run", str(tmp_path))
 
 
+NO_TRACE = (
+    ("ranks", "3-0", "3-0: 3-0 names none"),
+    ("most", "0", "0: expected"),
+    ("newest", "-5", "-5.0: expected"),
+    ("first", "nan", "nan: expected"),
+    ("out", "trace.txt", "trace.txt: expected"),
+    ("logs", "/no/such/folder", "/no/such/folder: there is no"),
+)
+
+
 def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for command, words in (
         (("explain", "I009", "--run", str(run)), "no incident I009"),
@@ -117,9 +130,61 @@ def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str], tm
         (("report", str(run), "--price", "-1"), "--price -1.0: expected"),
         (("report", str(run), "--out", str(tmp_path / "no/such/folder.html")), "cannot be written"),
         (("top", str(run), "--every", "0"), "--every 0.0: expected"),
+        (("dashboard", str(run), "--port", "99999"), "--port 99999: expected"),
+        *((("trace", str(run), f"--{option}", value), f"--{option} {told}") for option, value, told in NO_TRACE),
     ):
         assert main(command) == ExitCode.USAGE
         assert words in capsys.readouterr().err
+
+
+DAMAGED = [("incidents",), ("top",), ("trace",), ("report",), ("status",), ("explain", "I001", "--run")]
+
+
+def test_a_rank_too_many_is_no_reason_to_fill_the_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "0 workers" in said(capsys, "trace", str(run), "--ranks", "0-99999999999")
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=lambda line: line[0])
+def test_damage_is_told_and_read_over(line: tuple[str, ...], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = run / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b"{", b"[", 1)  # that it runs
+    lines[5] = lines[5].replace(b"StepsSeen", b"StepsSung")
+    journal.write_bytes(b"".join(lines))
+    assert main([*line, str(run)]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert told.count("line 4 is damaged") == 1 and told.count("1 of its events are of types") == 1
+    with gzip.open(run / "journal-000001.jsonl.gz", "wb") as packed:  # the only file that was kept
+        packed.write(journal.read_bytes())
+    journal.unlink()
+    assert main([*line, str(run)]) == ExitCode.OK
+    (run / "journal-000001.jsonl.gz").unlink()
+    journal.write_bytes(b"no journal\n")
+    assert main([*line, str(run)]) == ExitCode.FAILED
+    assert "nothing in" in capsys.readouterr().err
+    journal.unlink()
+    journal.mkdir()
+    assert main([*line, str(run)]) == ExitCode.USAGE
+
+
+def test_a_long_journal_is_not_read_from_its_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Views are kept, so what lies before the last of them is not needed."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder, size in ((whole, 10**6), (parts, 1500)):
+        folder.mkdir()
+        with Journal.open(folder / "journal.jsonl", "job", size) as journal:
+            for at_s, event in sorted(story(), key=lambda item: item[0]):
+                journal.append(event, at_s, 1.7e9 + at_s, 1)
+    tending.tend(parts / "journal.jsonl")
+    (parts / "journal-000001.jsonl.gz").unlink()
+    (parts / "journal-000002.jsonl.gz").unlink()
+    told = [said(capsys, "status", str(folder)).replace("(median)", "(of late)") for folder in (parts, whole)]
+    assert told[0] == told[1]
+    narrator = Narrator(parts, "job")
+    narrator.progress.viewer = newest(parts)[0]
+    narrator.follower = Follower(parts / "none")
+    narrator.end(0)
+    assert set(told[0].splitlines()) < set(capsys.readouterr().err.splitlines())
 
 
 def test_top_prints_a_screen_where_there_is_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +215,20 @@ def test_a_full_disk_costs_the_report_and_nothing_else(run: Path, capsys: pytest
         subprocess.run(["umount", str(run)], check=True)
     assert "no report.html: No space left on device" in capsys.readouterr().err
     assert left == {"journal.jsonl", "summary.txt"}, "what came of it before is whole, and room is left"
+
+
+def test_a_full_disk_leaves_the_trace_of_before(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no small disk to fill: mounting needs root")
+    try:
+        (disk / "trace.json").write_text("of before")
+        assert main(["trace", str(run), "--out", str(disk / "trace.json")]) == ExitCode.USAGE
+        assert [path.read_text() for path in disk.iterdir()] == ["of before"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_a_defect_in_the_progress_ends_nothing(

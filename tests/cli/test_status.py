@@ -44,6 +44,9 @@ def test_a_killed_launcher_is_not_called_running(tmp_path: Path, capsys: pytest.
         assert code == ExitCode.GONE
         assert "ended without a word (killed?), last event " in text.splitlines()[0]
         assert "while running" in text.splitlines()[0]
+        for command in ("report", "incidents", "top"):
+            assert main([command, str(run.run_dir)]) == ExitCode.OK
+            assert "note: the job ended without a word: its launcher is gone" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -53,6 +53,16 @@ def test_a_pause_in_the_past_does_not_make_the_workers_seem_slow() -> None:
     assert progress.common_stop_step(10.4) * PACE_S >= 2.4 + STOP_LEAD_S
 
 
+def test_who_is_ahead_does_not_tell_when_the_slowest_made_its_step() -> None:
+    progress = heard(beat(0, 1.0), beat(1, 1.0))
+    times = []
+    for at_s in (1.1, 1.2, 1.3):
+        progress.add(beat(0, at_s), at_s)  # heard first: then it is ahead by what it made since
+        times.append((progress.step, progress.step_at_s))
+        progress.add(beat(1, at_s), at_s)
+    assert times == [(step, pytest.approx(step * PACE_S)) for step in (50, 55, 60)]
+
+
 def test_a_save_is_no_reason_to_stop_at_different_steps() -> None:
     assert heard(beat(0, 1.0, phase=Phase.SAVE), beat(1, 1.0)).common_stop_step(1.1) > 0
 

@@ -18,6 +18,7 @@ import pytest
 from everstep.control import journal as journal_module
 from everstep.control import tending
 from everstep.control.journal import Follower, Journal, JournalError, read
+from everstep.control.reading import ended, late
 from everstep.control.segments import Files
 from everstep.core.events import Alert, Event, StepsSeen, Ticked
 
@@ -213,6 +214,16 @@ def test_a_follower_goes_on_in_a_segment_that_was_packed_meanwhile(path: Path) -
     stays = [n for n in numbers(path) if n > 20]
     assert [entry.n for entry in follower.new()] == stays
     assert stays[0] < ends(Files(path), 1)[1] - 2 and len(stays) < 75, "some of that segment were compacted, not all"
+
+
+def test_who_waits_for_what_was_just_asked_reads_no_more_than_the_end(path: Path) -> None:
+    write(path, 60)
+    closed = Files(path).numbers()
+    assert len(closed) > 3
+    found = [entry.n for entry in Follower(path, late(path)).new()]
+    assert found == numbers(path)[-len(found) :] and found[0] == ends(Files(path), closed[-1])[0]
+    path.write_bytes(path.read_bytes() + b"damaged\n")
+    assert ended(path) is None
 
 
 def test_without_room_for_another_file_the_active_one_grows(path: Path) -> None:

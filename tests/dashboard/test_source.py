@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,25 @@ def test_a_journal_that_begins_later(tmp_path: Path) -> None:
         assert newest.follow() == 2 and newest.follow() == 0
         write(e.Alert("note", "one"))
         assert newest.view().alerts[-1].text == "one" and newest.facts().job == JOB
+
+
+def test_the_journal_is_measured_over_its_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
+    with writing(tmp_path) as write:
+        newest = Source(tmp_path, lambda: True)
+        write(e.Alert("note", "one"))
+        (tmp_path / "journal-000001.jsonl.gz").write_bytes(gzip.compress(b""))
+        size = sum(path.stat().st_size for path in tmp_path.glob("journal*"))
+        assert f'everstep_journal_bytes{{training_job="{JOB}"}} {float(size)}' in newest.metrics().decode()
+
+
+def test_events_of_a_later_version_are_told(tmp_path: Path) -> None:
+    with writing(tmp_path) as write:
+        newest = Source(tmp_path, lambda: True)
+        write(e.Alert("note", "one"))
+        path = tmp_path / "journal.jsonl"
+        path.write_bytes(path.read_bytes().replace(b'"Alert"', b'"Alart"'))
+        assert "1 of its events are of types" in newest.facts().trouble
 
 
 def test_damage_is_told_and_what_follows_is_shown(tmp_path: Path) -> None:

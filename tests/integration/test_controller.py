@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import socket
 import statistics
 import subprocess
@@ -56,8 +57,12 @@ def test_training_goes_on_and_the_next_fault_is_handled(tmp_path: Path) -> None:
         before = run.until_step(150)
         pids = run.pids()
         killed_s = run.entries()[-1].t_s
+        run.kill_controller(signal.SIGSTOP)
+        with (run.run_dir / "journal.jsonl").open("ab") as journal:
+            journal.write(b'{"n":9')  # as if its death had cut a line short
         run.kill_controller()
         run.until(lambda: lives(run) == 3)
+        run.until(lambda: any("cut short" in a.text for a in run.events(e.Alert) if a.kind == "journal"))
         run.until_step(before.step + 150)
         assert run.pids() == pids
         assert len(run.events(e.EpochFormed)) == 1

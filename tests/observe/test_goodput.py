@@ -81,6 +81,17 @@ def told() -> Told:
 BEGIN = {Bucket.WAITING: 4 * 1.0, Bucket.START: 4 * 10.0}
 
 
+def test_two_words_that_lie_close_together_are_no_leap(told: Told) -> None:
+    """The second one came late of one worker, and early of another."""
+    told.at(22.1, e.StepsSeen(1, 12, 12, 22.0, 11.0))
+    told.at(23.1, e.StepsSeen(1, 13, 13, 22.0001, 11.0))
+    told.at(24.1, e.StepsSeen(1, 14, 14, 24.0, 11.0))
+    view = told.view()
+    assert max(value for value in view.series["steps_per_s"].high if value is not None) <= 2.0
+    assert min(value for value in view.series["step_s"].low if value is not None) >= 0.5
+    assert view.step_s == pytest.approx(1.0)
+
+
 def test_a_crash_with_a_restart(told: Told) -> None:
     """A step was under way for half a second, and 1.5 s later the end of its worker was known."""
     told.at(22, e.WorkerEnded(1, "n0", Exit(ExitCause.SIGNAL, 20.5, signal=9), 20.5))
@@ -133,6 +144,20 @@ def test_survivors_go_on_while_a_place_is_filled_again(told: Told) -> None:
     assert view.incidents[0].cost["recovery"] == pytest.approx(14.0)
     assert [(x.links_kept, x.links_new, x.came) for x in view.epochs[-2:]] == [(2, 1, ()), (2, 2, ("n0/1#1",))]
     assert view.workers.roles == [0, 3, 1, 2]
+
+
+def test_why_the_others_stopped_is_told_after_they_did(told: Told) -> None:
+    """A worker ends with exit status 0 right after step 10."""
+    told.seated(21, 1, "n0/0", "n0/1", "n1/0", "n1/1")
+    told.seated(23, 2, "n0/0", "n1/0", "n1/1")
+    told.at(23, e.StageChanged("running", "re-seating", "formation 2 of 3 workers"))
+    told.at(24, e.IncidentOpened("I1", "left-early", (Blame(1, "n0", "left-early"),), "ended (exit 0) at step 10"))
+    told.at(25, e.StepResumed(2, 11, 5.0), e.IncidentClosed("I1", "recovered", 5.0))
+    told.at(25, e.StageChanged("re-seating", "running"), e.StepsSeen(1, 11, 11, 25.0, 11.0))
+    view = told.view()
+    expected = {Bucket.REDONE: 4 * 1.0, Bucket.DETECTION: 4 * 2.0, Bucket.RECOVERY: 3 * 2.0}
+    assert view.incidents[0].cost == pytest.approx(expected)
+    assert view.buckets["productive"] == pytest.approx(9 * 4)
 
 
 def test_a_place_that_was_drained_is_not_filled_again(told: Told) -> None:

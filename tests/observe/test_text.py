@@ -11,7 +11,7 @@ from everstep.core import events as e
 from everstep.core.types import Blame, EpochPlan, Member, Phase, WorkerProgress
 from everstep.observe.status import SHOWN_WORKERS, Live, Quiet, read_live, render_status
 from everstep.observe.summary import IncidentSummary, Summary, summarize
-from everstep.observe.text import advise, duration, render, show, who
+from everstep.observe.text import advise, duration, facts, render, show, who
 
 
 def test_summary_says_what_a_person_needs(journal: list[e.Entry]) -> None:
@@ -166,3 +166,8 @@ def test_status_of_many_workers_shows_those_that_lag() -> None:
     now.workers["150"] = msgspec.structs.replace(now.workers["150"], step=7, total_step=7)
     text = render_status(Summary(job="big"), now)
     assert "\n  150 " in text and f"and {200 - SHOWN_WORKERS} more" in text
+
+
+def test_a_job_that_made_no_step_stood_still_all_the_time() -> None:
+    assert ("downtime", "no step was made, 3 incidents") in facts(Summary(num_incidents=3))
+    assert ("downtime", "1.5 s in 1 incident") in facts(Summary(num_incidents=1, downtime_s=1.5, steps=4))

@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from everstep.cli import presence
 from everstep.cli.asking import LATEST, ask
 from everstep.cli.showing import listen_near, missing, url
+from everstep.cli.viewing import journal_of
 from everstep.control import token
 from everstep.control.reading import ended
 from everstep.core import wire
@@ -95,7 +96,8 @@ def _serve(
     from everstep.dashboard.notes import Notes
 
     folder = run if run.is_dir() else run.parent
-    _require_journal(run, fd)
+    if fd < 0:  # a launcher is here before the controller's first word
+        _refuse(run, port)
     reach = None if play else _reach(run)
     listener = socket.socket(fileno=fd) if fd >= 0 else listen_near(host, port)
     local = is_loopback(host)
@@ -110,9 +112,9 @@ def _serve(
         run=folder, source=newest, stream=pages, guard=guard, notes=notes, desk=desk,
         past=source.Past(run), past_desk=source.Desk("past"), commands=reach, play=play,
     )  # fmt: skip
-    if fd < 0:
-        print(f"everstep: dashboard at {url(listener, host)}{where}; Ctrl-C ends it", file=sys.stderr, flush=True)
     with _exporting(otlp, fd >= 0) as newest.shown:
+        if fd < 0:
+            print(f"everstep: dashboard at {url(listener, host)}{where}; Ctrl-C ends it", file=sys.stderr, flush=True)
         serve.run(app.make(site), listener, pages, notes)
     return 0
 
@@ -137,10 +139,10 @@ def _exporting(otlp: str, beside: bool) -> Iterator[Callable[[View], None] | Non
         yield export.update
 
 
-def _require_journal(run: Path, fd: int) -> None:
-    journal = run / JOURNAL if run.is_dir() else run
-    if not journal.exists() and fd < 0:  # a launcher is here before the controller's first word
-        raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed, or start a job first")
+def _refuse(run: Path, port: int) -> None:
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: expected 0 to 65535")
+    journal_of(run)
 
 
 def _reach(run: Path) -> Reach | None:

@@ -49,7 +49,7 @@ def drain(target: str, *, run: Path = LATEST, wait: bool = True, undo: bool = Fa
 
 async def _see_out(run: Path, address: Address, leaving: Leaving) -> ExitCode:
     """Tell what the journal tells until the target has left, or the job has ended."""
-    follower, began = Follower(run / "journal.jsonl"), time.monotonic()
+    follower, began = Follower(run / "journal.jsonl", partial=True), time.monotonic()
     due = began + PATIENCE_S
     while True:
         lives = presence.launcher_lives(run, address)  # before the look: its last words count

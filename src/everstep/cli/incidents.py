@@ -67,7 +67,7 @@ def _json(value: object) -> int:
 def listing(view: View) -> str:
     """A table, and what is not in it."""
     if not view.incidents:
-        return f"job {view.job}: no incident in {duration(view.now_s)}"
+        return f"job {view.job or 'not started'}: no incident in {duration(view.now_s)}"
     rows = [HEADER, *map(_row, view.incidents)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER) - 1)]
     lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]

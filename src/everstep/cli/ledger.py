@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from everstep.cli.asking import LATEST
+from everstep.cli.viewing import journal_of, readable
 from everstep.control.journal import read
 from everstep.core.dealing import Dealing
 from everstep.core.errors import ExitCode, UsageError
@@ -21,13 +22,12 @@ def ledger(run: Path = LATEST, *, step: int | None = None) -> int:
     Steps that were committed, lost with the state, and made again are listed too.
 
     Args:
-        run: the job's run folder (default: the newest one below ./everstep_runs).
+        run: the job's run folder or its journal (default: the newest one below ./everstep_runs).
         step: show the samples of this step (from 0), a line for each member.
     """
-    journal = run / "journal.jsonl"
-    if not journal.exists():
-        raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed")
-    told = account(read(journal))
+    journal = journal_of(run)
+    with readable(journal):
+        told = account(read(journal))
     if step is not None:
         return _one(told, step)
     for span in told.spans():

@@ -9,13 +9,18 @@ import sys
 from pathlib import Path
 
 from everstep.cli.progress import Progress
-from everstep.control.journal import Follower, read
+from everstep.cli.viewing import is_long, summary_of
+from everstep.control.journal import Follower
 from everstep.core import events as e
 from everstep.core.config import RunConfig
+from everstep.core.errors import EverstepError
+from everstep.core.events import Entry
 from everstep.core.types import ExitCause
-from everstep.observe.summary import summarize
+from everstep.observe.summary import brief
 from everstep.observe.text import render
 from everstep.observe.units import Price
+
+TROUBLES = 8  # with the journal are said
 
 
 class Narrator:
@@ -26,9 +31,10 @@ class Narrator:
         self.job = job
         self.report = config.report
         self.journal = run_dir / "journal.jsonl"
-        self.follower = Follower(self.journal)
+        self.follower = Follower(self.journal, partial=True)
         self.kinds: dict[str, str] = {}
         self.said_of: dict[str, str] = {}  # incident -> what was said last
+        self.troubles: set[str] = set()  # with the journal, that were said
         self.progress = Progress(self.say, config.logs.row)
 
     def say(self, text: str) -> None:
@@ -39,13 +45,30 @@ class Narrator:
 
     def catch_up(self) -> None:
         """Say what the journal's new whole lines tell."""
-        entries = self.follower.new()
+        entries = self._new()
         self.progress.add(entries)
         for entry in entries:
             text = self._line(entry.event)
             if text:
                 self.say(text)
         self.progress.show()
+
+    def _new(self) -> list[Entry]:
+        """What is wrong with the journal costs lines here, never the job: its launcher is who reads this."""
+        entries: list[Entry] = []
+        try:
+            entries = self.follower.new()
+        except OSError as error:  # it is tried again
+            self._trouble(f"{self.journal} cannot be read: {error.strerror or error}")
+        for what in self.follower.damage:
+            self._trouble(what)
+        self.follower.damage.clear()
+        return entries
+
+    def _trouble(self, what: str) -> None:
+        if what not in self.troubles and len(self.troubles) < TROUBLES:
+            self.troubles.add(what)
+            self.say(what)
 
     def _line(self, event: e.AnyEvent) -> str:
         match event:
@@ -80,15 +103,22 @@ class Narrator:
         """The summary, on the console and in the run folder, and the report there."""
         self.catch_up()
         self.progress.close()
-        summary = summarize(read(self.journal))
+        try:
+            self._summarize()
+        except EverstepError as error:
+            self.say(f"no summary: {error}")
+        self._write_report()
+        self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")
+
+    def _summarize(self) -> None:
+        view = self.progress.view if is_long(self.journal) else None  # then to fold it once more takes minutes
+        summary = brief(view) if view is not None else summary_of(self.run_dir, again=True)[0]
         text = render(summary)
         print(text, file=sys.stderr, flush=True)
         try:
             (self.run_dir / "summary.txt").write_text(text, encoding="utf-8")
         except OSError as error:
             self.say(f"no summary.txt: {error.strerror}")
-        self._write_report()
-        self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")
 
     def _write_report(self) -> None:
         from everstep.cli.report_files import HTML, write

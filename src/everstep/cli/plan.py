@@ -17,7 +17,10 @@ import msgspec
 from cyclopts import Parameter
 
 from everstep.cli.fold import folded
-from everstep.control.journal import read
+from everstep.cli.viewing import journal_of, readable, tell_damage
+from everstep.control import replay
+from everstep.control.reading import Place, Reader
+from everstep.control.segments import Files
 from everstep.core.config import size_of
 from everstep.core.errors import UsageError
 from everstep.core.events import CostLearned
@@ -109,13 +112,15 @@ def plan(
 
 def learned(run: Path) -> Costs:
     """What that job learned of its costs. Raises UsageError where there is no journal."""
-    journal = run / "journal.jsonl"
-    if not journal.is_file():
-        raise UsageError(f"--run {run}: there is no journal.jsonl")
-    costs = Costs()
-    for entry in read(journal):
-        if isinstance(entry.event, CostLearned):
-            costs = costs.saw(entry.event.what, entry.event.seconds)
+    journal = journal_of(run)
+    kept = replay.kept(Files(journal))  # by a controller of this version
+    place, costs = (kept[0], kept[1].job.costs) if kept is not None else (Place(), Costs())
+    with readable(journal):
+        reader = Reader(journal, place, partial=True)
+        for entry in reader.entries():
+            if isinstance(entry.event, CostLearned):
+                costs = costs.saw(entry.event.what, entry.event.seconds)
+    tell_damage(reader, reader.place.n > 0)
     return costs
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from everstep.cli import presence
 from everstep.cli.asking import LATEST, ask, no_answer, running
 from everstep.cli.presence import Address
-from everstep.control.journal import Follower
+from everstep.control.reading import Follower, late
 from everstep.core import events as e
 from everstep.core import wire
 from everstep.core.errors import ExitCode, UsageError
@@ -42,7 +42,8 @@ def save(*, run: Path = LATEST, wait: bool = True) -> int:
 
 
 async def _see_through(run: Path, address: Address, number: int) -> ExitCode:
-    follower, asked, step = Follower(run / "journal.jsonl"), False, -1
+    journal = run / "journal.jsonl"
+    follower, asked, step = Follower(journal, late(journal), partial=True), False, -1
     while True:
         lives = presence.launcher_lives(run, address)  # before the look: its last words count
         for entry in follower.new():

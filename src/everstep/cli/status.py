@@ -12,27 +12,24 @@ from pathlib import Path
 
 from everstep.cli import presence
 from everstep.cli.asking import LATEST, ask
-from everstep.control.journal import read
+from everstep.cli.viewing import summary_of
 from everstep.core import wire
-from everstep.core.errors import ExitCode, UsageError
+from everstep.core.errors import ExitCode
 from everstep.observe.status import Quiet, read_live, render_status
-from everstep.observe.summary import Summary, summarize
 
 
 def status(run: Path = LATEST) -> int:
-    """Show the state of a job: RUN is its run folder (default: the newest one below ./everstep_runs)."""
-    if not (run / "journal.jsonl").exists():
-        raise UsageError(f"no journal in {run}: give the run folder that `everstep run` printed, or start a job first")
-    summary, _ = _told(run)
+    """Show the state of a job: RUN is its run folder (default: the newest one below ./everstep_runs) or a journal."""
+    summary, _ = summary_of(run)
     if summary.ended:
         return _show(render_status(summary, None), ExitCode.OK)
-    address = presence.read(run)
+    address = presence.read(run) if run.is_dir() else None
     answer = asyncio.run(ask(address, wire.Query())) if address else "its run folder has no controller.json"
     if not isinstance(answer, str):  # the journal's newest entry may be old
         summary.wall_s = max(summary.wall_s, time.time() - summary.submitted_wall_s)
         return _show(render_status(summary, read_live(answer)), ExitCode.OK)
     lives = presence.launcher_lives(run, address) if address else None
-    summary, last_wall_s = _told(run)  # again: the job may have ended while it was asked
+    summary, last_wall_s = summary_of(run, again=True)  # again: the job may have ended while it was asked
     if summary.ended:
         return _show(render_status(summary, None), ExitCode.OK)
     age_s = max(0.0, time.time() - last_wall_s) if last_wall_s else -1.0
@@ -43,9 +40,3 @@ def status(run: Path = LATEST) -> int:
 def _show(text: str, code: ExitCode) -> ExitCode:
     print(text, end="")
     return code
-
-
-def _told(run: Path) -> tuple[Summary, float]:
-    """What the journal tells, and the wall time of its last event (0: it has none)."""
-    entries = list(read(run / "journal.jsonl"))
-    return summarize(entries), entries[-1].wall_s if entries else 0.0

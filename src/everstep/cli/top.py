@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from everstep.cli.asking import LATEST
-from everstep.cli.viewing import lives, newest, now_of
+from everstep.cli.viewing import GONE, lives, newest, now_of, passed
 from everstep.control.reading import Follower
 from everstep.core.errors import UsageError
 from everstep.observe.top import screen
@@ -42,7 +42,7 @@ def top(run: Path = LATEST, *, every: float = 0.5) -> int:
     viewer, follower = newest(run)
     if not sys.stdout.isatty():
         console = Console(width=PLAIN_COLUMNS, no_color=True, highlight=False)
-        console.print(screen(_now(run, viewer), PLAIN_COLUMNS))
+        console.print(screen(passed(run, viewer), PLAIN_COLUMNS))
         return 0
     return _watch(run, viewer, follower, every)
 
@@ -51,23 +51,19 @@ def _watch(run: Path, viewer: Viewer, follower: Follower, every_s: float) -> int
     console = Console(highlight=False)
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            view = _now(run, viewer)
-            live.update(screen(view, shutil.get_terminal_size().columns, _note(view)), refresh=True)
+            alive = None if viewer.view.ended else lives(run)
+            if alive:
+                viewer.until(now_of(viewer.view))
+            view = viewer.view
+            live.update(screen(view, shutil.get_terminal_size().columns, _note(view, alive)), refresh=True)
             if pressed(every_s) in ("q", "Q", "\x03", "\x1b"):
                 return 0
             for entry in follower.new():
                 viewer.add(entry)
 
 
-def _now(run: Path, viewer: Viewer) -> View:
-    """While its launcher lives, time passes for the job though nothing is written."""
-    if not viewer.view.ended and lives(run):
-        viewer.until(now_of(viewer.view))
-    return viewer.view
-
-
-def _note(view: View) -> str:
-    ended = "the job has ended; " if view.ended else ""
+def _note(view: View, alive: bool | None) -> str:
+    ended = "the job has ended; " if view.ended else f"{GONE}; " if alive is False else ""
     return f"{ended}q: leave   everstep explain ID: all about an incident   {time.strftime('%H:%M:%S')}"
 
 

@@ -76,6 +76,7 @@ class Controller:
         self.tls = server_context(config)
         self.tender = Tender(run_dir / "journal.jsonl", replay=True)
         self.journal = Journal.open(run_dir / "journal.jsonl", job, on_grown=self.tender.grown)
+        self.noted = ""  # of what the journal notes, this was told
         self.job = Job(self.spec)
         self.links: dict[str, Link] = {}
         self.greeted: set[str] = set()  # nodes that were sent their directive over the present link
@@ -391,6 +392,9 @@ class Controller:
         self._settle(now)
         for made in self.stragglers.due(self.job, now):
             self.record(made, now) if isinstance(made, e.Decided) else self.feed(made)
+        if self.journal.note != self.noted:
+            self.noted = self.journal.note
+            self.record(e.Alert("journal", self.noted), now)
         self.feed(e.Ticked())
         for node, directive in self.job.directives.items():
             state = self.job.nodes.get(node)

@@ -40,11 +40,12 @@ class EpochProgress:
             self.seen_s[worker.rank] = now
         if not self.complete or self.step < 1:
             return
-        times = [self.seen_s[r] - w.step_age_s for r, w in self.workers.items()]
+        slowest = self.step  # who is ahead of it was heard later, or does not wait for the others
+        times = [self.seen_s[r] - w.step_age_s for r, w in self.workers.items() if w.step == slowest]
         firsts = [self.seen_s[r] - w.first_step_age_s for r, w in self.workers.items()]
         if self.first_step_at_s < 0:
             self.first_step_at_s = max(firsts)
-        self.step_at_s = max(times)
+        self.step_at_s = max(self.step_at_s, *times)
 
     @property
     def complete(self) -> bool:

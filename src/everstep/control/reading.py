@@ -233,10 +233,15 @@ class Follower(Reader):
             return []
 
 
+def late(path: Path) -> Place:
+    """At the begin of the newest closed segment: what was written just now comes after it, however long it all is."""
+    numbers = Files(path).numbers()
+    return Place(numbers[-1]) if numbers else Place()
+
+
 def ended(path: Path) -> JobEnded | None:
     """The job's end, if it has ended. Only the newest two files are read, however long the journal is."""
-    numbers = Files(path).numbers()
-    reader = Reader(path, Place(numbers[-1]) if numbers else None)
+    reader = Reader(path, late(path), partial=True)
     ends = [entry.event for entry in reader.entries() if isinstance(entry.event, JobEnded)]
     return ends[-1] if ends else None
 

@@ -10,6 +10,7 @@ so; it counts as active, and the next controller takes the second name back.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
@@ -59,6 +60,14 @@ class Files:
         if found and self.unfinished(found[-1]):
             found.pop()
         return found
+
+    def size(self) -> int:
+        """Bytes on disk, of all segments as they are now."""
+        size = 0
+        for path in (self.path, *(path for n in self.numbers() for path in (self.closed(n), self.packed(n)))):
+            with contextlib.suppress(FileNotFoundError):
+                size += path.stat().st_size
+        return size
 
     def unfinished(self, number: int) -> bool:
         """It is still the active file too."""

@@ -7,6 +7,7 @@ thread is bytes.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import msgspec
 
 from everstep.control.history import History
 from everstep.control.reading import Follower
+from everstep.control.segments import Files
 from everstep.observe.metrics import prometheus_text
 from everstep.observe.view import View
 from everstep.observe.viewer import Viewer
@@ -56,6 +58,7 @@ class Source:
         self._run, self._lives = run, lives
         self._viewer, self._follower = Viewer(), cast(Follower | None, None)
         self._looked_s = time.monotonic()
+        self._measured_s = -math.inf
         self._gone = lives is None
         self._moment: tuple[float, float] | None = None  # the job's time at its newest entry, and when that was read
         self._first = True
@@ -64,7 +67,7 @@ class Source:
 
     def follow(self) -> int:
         """Take in what the journal has got; how many entries. What is damaged is told, and what follows it is shown."""
-        count = 0
+        count, trouble = 0, ""
         try:
             if self._follower is None:
                 self._viewer, self._follower = History(self._run).newest()
@@ -75,11 +78,27 @@ class Source:
         except FileNotFoundError:  # a launcher is here before its controller's first word
             return 0
         except OSError as error:
-            self.trouble = str(error)
-        self.trouble = self._follower.damage[-1] if self._follower and self._follower.damage else self.trouble
+            trouble = str(error)
+        self.trouble = trouble or self._damage()
         if count:
             self._moment = None
+            self._measure()
         return count
+
+    def _damage(self) -> str:
+        if self._follower is None:
+            return ""
+        if self._follower.damage:
+            return self._follower.damage[-1]
+        unknown = self._follower.unknown
+        return f"{unknown} of its events are of types that this version of Everstep does not know" if unknown else ""
+
+    def _measure(self) -> None:
+        """How large the journal is: seldom, it may have a thousand segments."""
+        now = time.monotonic()
+        if now >= self._measured_s + LOOK_S:
+            self._measured_s = now
+            self._viewer.view.offset = Files(History(self._run).path).size()
 
     def idle(self) -> int:
         """As `follow`, while no page is open."""

@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.types import Blame, Verdict
+from everstep.observe.view import IncidentView, View
 from everstep.observe.viewer import Viewer
 
 CLOCK_JUMP_S = 5.0  # a new controller whose monotonic clock differs by more from wall time runs on another clock
@@ -72,22 +73,21 @@ class Summary(msgspec.Struct):
     incidents: list[IncidentSummary] = []
     alerts: list[e.Alert] = []
     nodes: dict[str, str] = {}  # every node that ever joined -> "" or how it was lost last
+    num_incidents: int = 0
+    downtime_s: float = 0.0  # of all incidents
     restarts: int = 0  # epochs beyond the first
     controller_lives: int = 0
     steps: int = 0  # made by all epochs together, redone ones included
     redone_steps: int = 0
     total_step: int = -1  # highest step of the job, by the optimizer's count, or as far as steps add up
     last_save_step: int = -1  # newest finished save, same count
-    step_s: float = 0.0  # median over the record's intervals, weighted by steps
+    step_s: float = 0.0  # median over the record's intervals, weighted by steps, or if `recent`, of the newest ones
+    recent: bool = False
     effective_s: float = 0.0
 
     @property
     def ettr(self) -> float:
         return self.effective_s / self.wall_s if self.wall_s > 0 else 0.0
-
-    @property
-    def downtime_s(self) -> float:
-        return sum(max(0.0, i.downtime_s) for i in self.incidents)
 
     @property
     def ended(self) -> bool:
@@ -100,6 +100,31 @@ def summarize(entries: Iterable[e.Entry]) -> Summary:
     for entry in entries:
         fold.add(entry)
     return fold.finish()
+
+
+def brief(view: View) -> Summary:
+    """Of a job whose journal is long: the newest incidents and alerts only, and no epoch but the last."""
+    wall_s = view.ended_s if view.ended else view.now_s
+    nodes = tuple(node.name for node in view.nodes if node.first_rank >= 0)
+    members = next((epoch.members for epoch in reversed(view.epochs) if not epoch.formation), len(view.workers.nodes))
+    return Summary(
+        view.job, view.script, view.submitted_wall_s, wall_s, view.stage, view.exit_code, view.why,
+        epochs=[EpochSummary(view.epoch, members, nodes, view.now_s)] if view.epoch else [],
+        incidents=[_outline(incident) for incident in view.incidents],
+        alerts=[e.Alert(alert.kind, alert.text) for alert in view.alerts],
+        num_incidents=view.num_incidents, downtime_s=view.downtime_s, restarts=view.restarts,
+        controller_lives=view.term, steps=view.steps, redone_steps=view.redone_steps, total_step=view.step,
+        last_save_step=view.saved_step, step_s=view.step_s, recent=True, effective_s=view.ettr * wall_s,
+    )  # fmt: skip
+
+
+def _outline(view: IncidentView) -> IncidentSummary:
+    answer = f"{view.answer}, {view.answer_why}" if view.answer else ""
+    return IncidentSummary(
+        view.id, view.kind, view.epoch, view.opened_s, view.culprits, view.why, view.collateral, view.files,
+        view.outcome, view.downtime_s, view.phases, view.redone_steps, view.told_s, view.cause, answer, view.step,
+        view.first_sign_s,
+    )  # fmt: skip
 
 
 class _Fold:
@@ -265,6 +290,8 @@ class _Fold:
             epoch.redone_steps = min(epoch.redone_steps, epoch.steps)
         for incident in summary.incidents:
             self._last_step(incident)
+        summary.num_incidents = len(summary.incidents)
+        summary.downtime_s = sum(max(0.0, incident.downtime_s) for incident in summary.incidents)
         summary.restarts = max(0, len(summary.epochs) - 1)
         summary.redone_steps = sum(x.redone_steps for x in summary.epochs)
         summary.effective_s = self.viewer.effective_s

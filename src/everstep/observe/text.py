@@ -169,23 +169,32 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     nodes = len(summary.epochs[-1].nodes) if summary.epochs else 0
     redone = f", {summary.redone_steps} of them redone" if summary.redone_steps else ""
     reached = f"; the job is at step {summary.total_step}" if summary.total_step >= 0 else ""
-    step = f", {duration(summary.step_s)} each (median)" if summary.step_s else ""
+    which = "of late" if summary.recent else "median"
+    step = f", {duration(summary.step_s)} each ({which})" if summary.step_s else ""
     rows = [
         ("script", summary.script),
         ("wall time", duration(summary.wall_s)),
         ("steps", f"{summary.steps} made{redone}{step}{reached}" if summary.steps else "none seen"),
         ("last save", f"at step {summary.last_save_step}" if summary.last_save_step >= 0 else "none seen"),
         ("workers", f"{summary.epochs[-1].world_size} on {nodes} node{'s' * (nodes != 1)}" if nodes else ""),
-        ("epochs", f"{len(summary.epochs)} ({summary.restarts} restarts)" if summary.restarts else ""),
+        ("epochs", f"{summary.restarts + 1} ({summary.restarts} restarts)" if summary.restarts else ""),
         ("controller", f"{summary.controller_lives} lives" if summary.controller_lives > 1 else ""),
-        ("downtime", f"{duration(summary.downtime_s)} in {_count(summary)}" if summary.incidents else "none"),
+        ("downtime", _downtime(summary)),
         ("ETTR", f"{summary.ettr:.1%} ({duration(summary.effective_s)} of new steps)" if summary.steps else ""),
     ]
     return [(name, value) for name, value in rows if value]
 
 
+def _downtime(summary: Summary) -> str:
+    if not summary.num_incidents:
+        return "none"
+    if not summary.steps:
+        return f"no step was made, {_count(summary)}"
+    return f"{duration(summary.downtime_s)} in {_count(summary)}"
+
+
 def _count(summary: Summary) -> str:
-    count = len(summary.incidents)
+    count = summary.num_incidents
     return f"{count} incident{'s' if count > 1 else ''}"
 
 
@@ -193,6 +202,10 @@ def lines(summary: Summary) -> list[tuple[str, bool]]:
     """The lines of the summary, and whether each is one to catch the eye."""
     shown = [("-" * RULE_WIDTH, False), (headline(summary), True)]
     shown += [(f"  {name:<11} {value}", False) for name, value in facts(summary)]
+    earlier = summary.num_incidents - len(summary.incidents)
+    shown += (
+        [(f"  {earlier} more incidents came before these: `everstep explain ID` tells them", False)] if earlier else []
+    )
     for incident in summary.incidents:
         first, *rest = incident_lines(incident)
         shown += [(f"  {first}", True), *((f"        {line}", False) for line in rest)]

@@ -11,6 +11,7 @@ KEPT_METRICS = 12  # with a curve of their own; of others the newest value is sh
 KEPT_VALUES = 64  # metrics
 KEPT_PACES = 16  # intervals that the recent time of a step is a mean of
 KEPT_REDONE = 64  # spans
+RATE_S = 0.5  # least time that a rate of steps is told of, where there is so much
 
 
 class Training:
@@ -64,8 +65,14 @@ class Training:
             seconds_all += some
             count_all += number
         self.view.step_s = seconds_all / count_all
-        self.known.curve("step_s", at_s, seconds / count)
-        self.known.curve("steps_per_s", at_s, count / seconds)
+        seconds_all = count_all = 0.0
+        for some, number in reversed(paces):  # heartbeats are late now and then: a short time alone tells no rate
+            seconds_all += some
+            count_all += number
+            if seconds_all >= RATE_S:
+                break
+        self.known.curve("step_s", at_s, seconds_all / count_all)
+        self.known.curve("steps_per_s", at_s, count_all / seconds_all)
 
     def _curves(self, at_s: float) -> None:
         self.known.curve("members", at_s, self.goodput.acting)

@@ -161,7 +161,7 @@ class AlertView(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct):
-    """The whole job. `offset`: bytes of the journal that it is a fold of."""
+    """The whole job. `offset`: bytes of its journal on disk, where a dashboard follows it."""
 
     job: str = ""
     script: str = ""

@@ -90,6 +90,11 @@ class Viewer:
         return self._goodput.now_s
 
     @property
+    def last_wall_s(self) -> float:
+        """Of the newest entry, since 1970; 0: there is none."""
+        return self._known.last_wall_s
+
+    @property
     def accelerators(self) -> int:
         """That the job has now, or wants; none once it ended."""
         return 0 if self._view.ended else self._view.fleet.total
@@ -264,8 +269,22 @@ class Viewer:
             told = self._known.told_costs
             cause = name_in(told, self._cases.cause(case))
             told[cause] = told.get(cause, 0.0) + sum(cost.values())
-        if self._goodput.missing and not self._goodput.short and event.kind not in ASIDE:
-            self._known.lacks()
+        if event.kind not in ASIDE:
+            if self._goodput.missing and not self._goodput.short:
+                self._known.lacks()
+            self._explained(event)
+
+    def _explained(self, event: e.IncidentOpened) -> None:
+        """Why the members seat anew may be told after it: who leaves early is found out by the others first."""
+        known, goodput, view = self._known, self._goodput, self._view
+        if view.stage != "re-seating" or known.owner or event.kind in PLANNED or view.simulated or not goodput.started:
+            return
+        known.owner = event.incident
+        for segment in goodput.open:
+            if segment.kind == g.RECOVERY and not segment.owner:
+                segment.owner = event.incident
+        goodput.stopped(view.step_s, self._cases.ended_s(view.incidents[-1], goodput.last_s), event.incident)
+        self._phase()
 
     def _closed(self, event: e.IncidentClosed, at_s: float) -> None:
         case = self._cases.closed(self._view, event, at_s)
