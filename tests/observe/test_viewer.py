@@ -12,8 +12,20 @@ from hypothesis import strategies as st
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative, Decision
-from everstep.core.formation import Formation, Seat
-from everstep.core.types import Blame, EpochPlan, Exit, ExitCause, JobSpec, Member, NodeLoss, Verdict
+from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.types import (
+    Activity,
+    Blame,
+    EpochPlan,
+    Exit,
+    ExitCause,
+    JobSpec,
+    Member,
+    NodeLoss,
+    NodeReport,
+    Verdict,
+    WorkerReport,
+)
 from everstep.observe.series import Curve
 from everstep.observe.summary import summarize
 from everstep.observe.view import KEPT_INCIDENTS, POINTS, NodeState, Series, View, WorkerState
@@ -173,3 +185,25 @@ def test_a_curve_keeps_what_was_least_and_most(points: list[tuple[float, float]]
 def test_a_view_survives_json(journal: list[e.Entry]) -> None:
     view = folded(journal).view
     assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+
+
+def test_who_joins_a_formation_warms_up_until_its_first_step() -> None:
+    """Its own report tells of that, long before the next record of all workers."""
+
+    def says(seq: int, stage: Stage, epoch: int, resumed: bool) -> e.NodeReported:
+        session = SessionReport("n1/0#0", stage, 5, epoch, epoch, "h:1", "h", resumed=resumed)
+        workers = (WorkerReport(0, 1, session=session),)
+        return e.NodeReported(NodeReport("n1", "i", seq, 0.0, 1, "", 0, 1, Activity.RUNNING, workers))
+
+    members = tuple(Member(name, "i", "", n, n, 1) for n, name in enumerate(("n0", "n1")))
+    first, second = (Seat(f"{name}/0#0", name, "h", "h:1") for name in ("n0", "n1"))
+    events: list[e.AnyEvent] = [e.JobSubmitted(JobSpec("j", min_nodes=2, max_nodes=2))]
+    events += [e.NodeJoined(name, "i", "", 1) for name in ("n0", "n1")]
+    events += [e.EpochFormed(EpochPlan(1, members, 2, "", 0, 0)), e.FormationMade(Formation(1, (first,), False, 0))]
+    events += [e.StepsSeen(1, 5, 5, 4.0, 3.0), says(1, Stage.READY, 0, False)]
+    joins = [e.FormationMade(Formation(2, (first, second), False, 5)), says(2, Stage.MEMBER, 2, False)]
+    viewer, states = Viewer(), []
+    for n, event in enumerate([*events, *joins, says(3, Stage.MEMBER, 2, True)]):
+        viewer.add(e.Entry(n + 1, float(n), float(n), "j", 1, event))
+        states += viewer.view.workers.states[1:2]
+    assert states[-4:] == [WorkerState.WAITS, *[WorkerState.WARMS] * 2, WorkerState.ACTS]

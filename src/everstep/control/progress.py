@@ -71,7 +71,7 @@ class EpochProgress:
         if known is not None and known.step >= 1:
             since_s, steps = self.seen_s[worker.rank] - known.step_age_s, worker.step - known.step
         else:
-            since_s, steps = now - worker.first_step_age_s, worker.step - 1
+            since_s, steps = now - worker.first_step_age_s, min(worker.step - 1, _span(worker))
         if steps > 0 and last_s > since_s:
             least_s = min((work.work_s for work in worker.work), default=0.0)  # a newcomer's count jumps to the job's
             self.paces_s.append(max(least_s, (last_s - since_s) / steps))
@@ -118,3 +118,8 @@ class EpochProgress:
         if max(by_now) - min(by_now) > 2 + STOP_LEAD_S / pace_s:
             return 0
         return math.ceil(max(by_now) + STOP_LEAD_S / pace_s) + 1
+
+
+def _span(worker: WorkerProgress) -> int:
+    """From the first to the last step that its newest message tells of: a newcomer's count begins at the job's."""
+    return worker.work[-1].step - worker.work[0].step if worker.work else 0

@@ -11,6 +11,7 @@ KEPT_METRICS = 12  # with a curve of their own; of others the newest value is sh
 KEPT_VALUES = 64  # metrics
 KEPT_PACES = 16  # intervals that the recent time of a step is a mean of
 KEPT_REDONE = 64  # spans
+LEAST_S = 0.25  # that a pace is told of: before an incident a record comes a moment after the last one
 
 
 class Training:
@@ -50,12 +51,17 @@ class Training:
             if made_at_s >= since_s:
                 goodput.stepped(total, made_at_s, since_s)
             self._curves(made_at_s)
-            if view.epochs and view.epochs[-1].first_step_s < 0:
+            if view.epochs and view.epochs[-1].first_step_s < 0 and made_at_s >= view.epochs[-1].formed_s:
                 view.epochs[-1].first_step_s = made_at_s
         return first
 
     def _pace(self, seconds: float, count: int, at_s: float) -> None:
-        paces = self.known.steps.paces
+        steps = self.known.steps
+        seconds, count = seconds + steps.brief[0], count + steps.brief[1]
+        steps.brief = (seconds, count) if seconds < LEAST_S else (0.0, 0)
+        if seconds < LEAST_S:
+            return
+        paces = steps.paces
         paces.append((seconds, count))
         if len(paces) > KEPT_PACES:
             del paces[0]

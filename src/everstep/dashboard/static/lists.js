@@ -37,6 +37,8 @@ export class Lists {
   epochs() {
     const { view } = this.store;
     const rows = [...view.epochs].reverse().map((epoch) => ({ epoch, view }));
+    id("epochs-note").hidden = rows.length > 0;
+    id("epoch-rows").closest(".scroll").hidden = !rows.length;
     keyed(
       id("epoch-rows"),
       rows,
@@ -110,13 +112,11 @@ function row(kinds, texts, labels = []) {
 
 function saveTexts({ save, view }, element) {
   setAttributes(element, { class: save.failed ? "failed" : null });
-  const took = save.durable_s - Math.max(0, save.requested_s);
-  const durable = save.failed ? `failed: ${save.failed}` : save.durable_s < 0 ? "under way" : `after ${duration(took)}`;
-  return [
-    count(save.step),
-    clock(view.submitted_wall_s, save.requested_s >= 0 ? save.requested_s : save.durable_s),
-    durable,
-  ];
+  const asked = save.requested_s >= 0; // nobody tells when a script's own saves began
+  const at = (s) => clock(view.submitted_wall_s, s);
+  const done = asked ? `after ${duration(save.durable_s - save.requested_s)}` : `at ${at(save.durable_s)}`;
+  const durable = save.failed ? `failed: ${save.failed}` : save.durable_s < 0 ? "under way" : done;
+  return [count(save.step), asked ? at(save.requested_s) : UNKNOWN, durable];
 }
 
 function epochTexts({ epoch, view }, element) {
@@ -134,12 +134,12 @@ function epochTexts({ epoch, view }, element) {
   ];
 }
 
-function change({ came, left, why, formed_s: formed }, view) {
+function change({ came, left, why, epoch, formation }, view) {
   const parts = [came.length ? `+ ${some(came)}` : "", left.length ? `− ${some(left)}` : ""].filter(Boolean);
-  const first = view.restarts === 0 && formed <= view.epochs[0].formed_s;
   const incident = view.incidents.find((known) => known.id === why);
   const reason = incident ? `${incidentTitle(incident)} (${why})` : why;
-  const members = reason ? "" : first ? "the first members" : "the same members";
+  const first = formation ? "its first formation" : "the first members";
+  const members = reason ? "" : epoch === 1 ? first : "the same members";
   return [parts.join("  ") || members, reason].filter(Boolean).join("; ");
 }
 
