@@ -4,9 +4,9 @@ shows within a second of the journal; and then the record of the same job, playe
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,22 +20,34 @@ from session_harness import SessionRun
 
 from everstep.core import events as e
 
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}")
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}"),
+    pytest.mark.timeout(150),  # less than 30 s on a quiet machine
+]
 
 JOB = ("--nnodes", "2", "--local-nodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--hang-timeout", "1")
-# Other work on the machine delays a page, and its server before all, which has a low priority. What is asserted of
-# each change is how often one is late; of a quiet machine benchmarks/observability_stream.py has the numbers.
-SHOWN_S, LATEST_S = 1.0, 3.0
+# Other work on the machine delays a page, and its server before all, which has a low priority. How much, a request says
+# that the page makes again and again: a change may take that much longer, as it goes through more hands than an answer.
+SHOWN_S, HANDS = 1.0, 3
 
-# In the page: wall time at which each text was there first, by selector.
+# In the page: wall time at which each text was there first, by selector; and when requests began and ended.
 NOTES = """(selectors) => {
-  const notes = (globalThis.notes = Object.fromEntries(selectors.map((selector) => [selector, {}])));
+  const texts = Object.fromEntries(selectors.map((selector) => [selector, {}]));
+  const notes = (globalThis.notes = { texts, asked: [], asking: true });
+  const wall = () => Date.now() / 1000;
   const look = () => {
     for (const selector of selectors)
-      for (const found of document.querySelectorAll(selector)) notes[selector][found.textContent] ??= Date.now() / 1000;
+      for (const found of document.querySelectorAll(selector)) texts[selector][found.textContent] ??= wall();
+  };
+  const ask = async () => {
+    const began = wall();
+    await (await fetch("/api/info")).json();
+    notes.asked.push([began, wall()]);
+    if (notes.asking) setTimeout(ask, 100);
   };
   new MutationObserver(look).observe(document, { subtree: true, childList: true, characterData: true });
   look();
+  ask();
 }"""
 INCIDENT, EPOCH, LEGEND, STATUS = "#incident-list li", "#epoch-rows .text-cell", "#map-legend li", "#status-label"
 
@@ -63,17 +75,25 @@ def told(run: SessionRun) -> Iterator[Told]:
                 for name in names - before if before else ():
                     yield Told(entry.wall_s, EPOCH, rf"\+ .*{re.escape(name)}")
                 before = names
-            case e.DrainAsked(node):
+            case e.DrainAsked():
                 yield Told(entry.wall_s, LEGEND, "^(leaving|lost) nodes: 1")
 
 
-def lateness(run: SessionRun, page: Page) -> dict[Told, float]:
-    """Seconds from what the journal tells until the page shows it; infinite: it never did."""
-    notes: dict[str, dict[str, float]] = page.evaluate("() => globalThis.notes")
+class Late(NamedTuple):
+    """Seconds from what the journal tells until the page showed it, and the longest that a request took meanwhile."""
+
+    late_s: float
+    busy_s: float
+
+
+def lateness(run: SessionRun, page: Page) -> dict[Told, Late]:
+    notes = page.evaluate("() => Object.assign(globalThis.notes, { asking: false })")
     found = {}
     for each in told(run):
-        shown = [at_s for text, at_s in notes[each.selector].items() if re.search(each.text, text)]
-        found[each] = min((at_s for at_s in shown if at_s >= each.wall_s - 0.01), default=float("inf")) - each.wall_s
+        shown = [at_s for text, at_s in notes["texts"][each.selector].items() if re.search(each.text, text)]
+        at_s = min((at_s for at_s in shown if at_s >= each.wall_s - 0.01), default=math.inf)
+        meanwhile = [end - begin for begin, end in notes["asked"] if end >= each.wall_s and begin <= at_s]
+        found[each] = Late(at_s - each.wall_s, max(meanwhile, default=0.0))
     return found
 
 
@@ -112,23 +132,24 @@ def test_a_live_job_and_its_record(tmp_path: Path) -> None:
         with SessionRun(tmp_path, *JOB, args=("--steps", "5000", "--pause", "0.02"), dashboard=True) as run:
             live = Watched(browser, run.dashboard_url())
             live.page.goto(run.dashboard_url())
+            run.until_committed(20)
             expect(live.page.locator(STATUS)).to_have_text("Training")
             live.page.evaluate(NOTES, [INCIDENT, EPOCH, LEGEND])
-            run.until_committed(20)
             lose(run, signal.SIGKILL)
             lose(run, signal.SIGSTOP)
             run.until_standby()
             drain(run, live.page, run.events(e.FormationMade)[-1].formation.seats[-1].node)
             expect(live.page.locator(LEGEND, has_text="lost nodes")).to_have_text("lost nodes: 1")
             late = lateness(run, live.page)
+            for each, (late_s, busy_s) in late.items():
+                print(f"{late_s:.2f} s, a request {busy_s:.2f} s: {each.text}")
             assert live.wrong == []
             run.signal(signal.SIGTERM)
             expect(live.page.locator(STATUS)).to_have_text("Stopped")
             live.page.close()  # its server ends with the job
             assert run.wait() == 128 + signal.SIGTERM
-        Path("/tmp/live-late.txt").open("a").write(repr({each.text: round(s, 2) for each, s in late.items()}) + "\n")
-        assert len(late) >= 7 and max(late.values()) < LATEST_S, late
-        assert statistics.median(late.values()) < SHOWN_S, late
+        assert {each.selector for each in late} == {INCIDENT, EPOCH, LEGEND} and len(late) >= 7
+        assert [x for x in late.items() if not x[1].late_s < SHOWN_S + HANDS * x[1].busy_s] == []
         with replayed(run) as url:
             record = Watched(browser, url)
             record.page.goto(url)
