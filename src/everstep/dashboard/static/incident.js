@@ -7,7 +7,7 @@ import { hrefOf } from "./incidents.js";
 import { actionText, causeText, incidentTitle, isFault, isOpen, stops, total, who } from "./words.js";
 
 const id = (name) => document.getElementById(name);
-const PHASES = { detect: "last step until noticed", stop: "stopped", form: "formed anew", "first-step": "first step" };
+const PHASES = { detect: "last step until noticed", stop: "stopped", form: "formed anew", "first-step": "first step", recover: "until the next step" };
 const ROWS = {
   sign: "sign",
   detect: "noticed",
