@@ -64,7 +64,8 @@ def test_who_is_ahead_does_not_tell_when_the_slowest_made_its_step() -> None:
 
 
 def test_a_save_is_no_reason_to_stop_at_different_steps() -> None:
-    assert heard(beat(0, 1.0, phase=Phase.SAVE), beat(1, 1.0)).common_stop_step(1.1) > 0
+    beats = (beat(0, 0.9), beat(1, 0.9), beat(0, 1.0, phase=Phase.SAVE), beat(1, 1.0))
+    assert heard(*beats).common_stop_step(1.1) > 0
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,12 @@ def test_a_newcomer_whose_count_jumps_to_the_jobs_is_no_quick_worker() -> None:
     work = (StepWork(500, 0.9 * PACE_S), StepWork(501, 0.95 * PACE_S))
     progress.add(msgspec.structs.replace(told, workers=(msgspec.structs.replace(told.workers[0], work=work),)), 10.1)
     assert 505 < progress.common_stop_step(10.1) < 505 + 1.3 * STOP_LEAD_S / PACE_S + 3
+
+
+def test_a_newcomers_first_step_tells_no_pace() -> None:
+    """It began at the job's count, a moment ago."""
+    first = msgspec.structs.replace(beat(1, 10.1).workers[0], rank=1, first_step_age_s=1e-3, step_age_s=1e-4)
+    progress = heard(beat(0, 10.0))
+    progress.add(msgspec.structs.replace(beat(1, 10.1), workers=(first,)), 10.1)
+    progress.add(beat(0, 10.2), 10.2)
+    assert 505 < progress.common_stop_step(10.2) < 510 + 1.3 * STOP_LEAD_S / PACE_S + 3

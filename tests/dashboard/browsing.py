@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (
@@ -16,6 +17,15 @@ expect.set_options(timeout=20_000)  # other work may delay a page
 
 SHOWN_MS = 1000.0
 TRIES = 3  # other work on the machine may delay one of them
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """While it is there, Playwright's event loop runs in this thread, and no other test may have one."""
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
+        yield started
+        started.close()
 
 
 class Watched:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browsing import CHROMIUM, FLAGS, Watched
-from playwright.sync_api import Browser, sync_playwright
+from browsing import CHROMIUM, Watched, chromium
+from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not longer: while Playwright is there, its event loop runs in this thread, and no other test may have one."""
+    """Not longer: no other test may have an event loop meanwhile."""
     if not CHROMIUM.exists():
         pytest.skip(f"no {CHROMIUM}")
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture

@@ -99,12 +99,15 @@ class SessionRun(LocalRun):
     script = SCRIPT
     shards = 1  # role r has the state of shard r % shards
 
-    def __init__(self, directory: Path, *options: str, args: tuple[str, ...] = (), **env: str) -> None:
+    def __init__(
+        self, directory: Path, *options: str, args: tuple[str, ...] = (), dashboard: bool = False, **env: str
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self.global_batch = int(args[args.index("--global-batch") + 1]) if "--global-batch" in args else 24
         self._begun, self._commits = Lines(directory, "begun"), Lines(directory, "commits")
         env = {"OMP_NUM_THREADS": "1", **env}  # the bits of a sum depend on the number of threads
-        super().__init__(directory, self.script, *OPTIONS, *options, args=("--out", str(directory), *args), **env)
+        args = ("--out", str(directory), *args)
+        super().__init__(directory, self.script, *OPTIONS, *options, args=args, dashboard=dashboard, **env)
 
     # What it tells --------------------------------------------------------------------------------------
 

@@ -12,8 +12,20 @@ from hypothesis import strategies as st
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative, Decision
-from everstep.core.formation import Formation, Seat
-from everstep.core.types import Blame, EpochPlan, Exit, ExitCause, JobSpec, Member, NodeLoss, Verdict
+from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.types import (
+    Activity,
+    Blame,
+    EpochPlan,
+    Exit,
+    ExitCause,
+    JobSpec,
+    Member,
+    NodeLoss,
+    NodeReport,
+    Verdict,
+    WorkerReport,
+)
 from everstep.observe.series import Curve
 from everstep.observe.summary import summarize
 from everstep.observe.view import KEPT_INCIDENTS, POINTS, NodeState, Series, View, WorkerState
@@ -173,3 +185,58 @@ def test_a_curve_keeps_what_was_least_and_most(points: list[tuple[float, float]]
 def test_a_view_survives_json(journal: list[e.Entry]) -> None:
     view = folded(journal).view
     assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+
+
+def test_who_joins_a_formation_warms_up_until_its_first_step() -> None:
+    """Its own report tells of that, long before the next record of all workers."""
+
+    def says(seq: int, stage: Stage, epoch: int, resumed: bool) -> e.NodeReported:
+        session = SessionReport("n1/0#0", stage, 5, epoch, epoch, "h:1", "h", resumed=resumed)
+        workers = (WorkerReport(0, 1, session=session),)
+        return e.NodeReported(NodeReport("n1", "i", seq, 0.0, 1, "", 0, 1, Activity.RUNNING, workers))
+
+    members = tuple(Member(name, "i", "", n, n, 1) for n, name in enumerate(("n0", "n1")))
+    first, second = (Seat(f"{name}/0#0", name, "h", "h:1") for name in ("n0", "n1"))
+    events: list[e.AnyEvent] = [e.JobSubmitted(JobSpec("j", min_nodes=2, max_nodes=2))]
+    events += [e.NodeJoined(name, "i", "", 1) for name in ("n0", "n1")]
+    events += [e.EpochFormed(EpochPlan(1, members, 2, "", 0, 0)), e.FormationMade(Formation(1, (first,), False, 0))]
+    events += [e.StepsSeen(1, 5, 5, 4.0, 3.0), says(1, Stage.READY, 0, False)]
+    joins = [e.FormationMade(Formation(2, (first, second), False, 5)), says(2, Stage.MEMBER, 2, False)]
+    viewer, states = Viewer(), []
+    for n, event in enumerate([*events, *joins, says(3, Stage.MEMBER, 2, True)]):
+        viewer.add(e.Entry(n + 1, float(n), float(n), "j", 1, event))
+        states += viewer.view.workers.states[1:2]
+    assert states[-4:] == [WorkerState.WAITS, *[WorkerState.WARMS] * 2, WorkerState.ACTS]
+
+
+def test_a_script_that_is_entered_again_goes_on_with_its_steps() -> None:
+    """Its processes count from 1 again, within one epoch of the plan (`everstep.restartable`)."""
+    plan = EpochPlan(1, (Member("n0", "i", "", 0, 0, 1),), 1, "", 0, 0)
+    for counted in (True, False):  # by an optimizer
+
+        def seen(step: int, total: int, at_s: float, first_s: float, counted: bool = counted) -> e.StepsSeen:
+            return e.StepsSeen(1, step, total if counted else -1, at_s, first_s)
+
+        viewer = Viewer()
+        events: list[tuple[float, e.AnyEvent]] = [
+            (0.0, e.JobSubmitted(JobSpec("j"))), (0.0, e.NodeJoined("n0", "i", "", 1)), (0.0, e.EpochFormed(plan)),
+            (1.1, seen(1, 1, 1.0, 1.0)), (4.1, seen(31, 31, 4.0, 1.0)),
+            (5.2, seen(1, 31, 5.1, 5.1)),
+            (6.1, seen(10, 41, 6.0, 5.1)), (7.1, seen(20, 51, 7.0, 5.1)), (9.1, seen(40, 71, 9.0, 5.1)),
+        ]  # fmt: skip
+        for n, (at_s, event) in enumerate(events):
+            viewer.add(e.Entry(n + 1, at_s, at_s, "j", 1, event))
+        view = viewer.view
+        assert (view.step, view.steps, view.redone_steps, view.last_step_s) == (71, 71, 0, 9.0)
+        assert view.step_s == pytest.approx(0.1)
+        assert sum(view.buckets.values()) == pytest.approx(view.now_s * view.fleet.total)
+
+
+def test_a_newcomer_to_a_session_takes_up_the_jobs_count() -> None:
+    plan = EpochPlan(1, (Member("n0", "i", "", 0, 0, 2),), 2, "", 0, 0)
+    viewer = Viewer()
+    steps = (e.StepsSeen(1, 1, 1, 1.0, 1.0), e.StepsSeen(1, 27, 27, 3.0, 1.0), e.StepsSeen(1, 1, 27, 4.0, 4.0))
+    events = [e.JobSubmitted(JobSpec("j")), e.NodeJoined("n0", "i", "", 2), e.EpochFormed(plan), *steps]
+    for n, event in enumerate([*events, e.StepsSeen(1, 35, 35, 5.0, 4.0)]):
+        viewer.add(e.Entry(n + 1, float(n), float(n), "j", 1, event))
+    assert (viewer.view.step, viewer.view.steps, viewer.view.redone_steps) == (35, 35, 0)

@@ -71,8 +71,9 @@ class EpochProgress:
         last_s = now - worker.step_age_s
         if known is not None and known.step >= 1:
             since_s, steps = self.seen_s[worker.rank] - known.step_age_s, worker.step - known.step
+            steps = min(steps, _told(worker)) if worker.work else steps
         else:
-            since_s, steps = now - worker.first_step_age_s, worker.step - 1
+            since_s, steps = now - worker.first_step_age_s, min(worker.step, _told(worker)) - 1
         if steps > 0 and last_s > since_s:
             least_s = min((work.work_s for work in worker.work), default=0.0)  # a newcomer's count jumps to the job's
             self.paces_s.append(max(least_s, (last_s - since_s) / steps))
@@ -119,3 +120,10 @@ class EpochProgress:
         if max(by_now) - min(by_now) > 2 + STOP_LEAD_S / pace_s:
             return 0
         return math.ceil(max(by_now) + STOP_LEAD_S / pace_s) + 1
+
+
+def _told(worker: WorkerProgress) -> int:
+    """Steps that its newest message tells of: a newcomer's count jumps to the job's, and it made none of those."""
+    numbers = [work.step for work in worker.work]
+    every = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+    return numbers[-1] - numbers[0] + every if numbers else 0

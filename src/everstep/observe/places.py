@@ -15,6 +15,7 @@ from everstep.observe.view import NodeState, NodeView, View, Workers, WorkerStat
 KEPT_LOST = 256  # nodes that are gone; of more, the oldest are forgotten
 ACT, WARM, WAIT, GONE = range(4)  # what a rank's accelerator is for
 STAGES = {stage: number for number, stage in enumerate(Stage)}
+STEPS = len(STAGES)  # a member that made a step in its formation
 NO_SESSION = 7
 
 
@@ -241,9 +242,7 @@ class Places(msgspec.Struct):
         changed = False
         said, listed = self.said, len(self.uses)
         for worker in report.workers:
-            session = worker.session
-            stage = STAGES[session.stage] if session is not None else NO_SESSION
-            number = worker.life * 16 + (8 if worker.gone else 0) + stage
+            number = worker.life * 16 + (8 if worker.gone else 0) + _stage(worker)
             rank = first + worker.local_rank
             if rank < listed and said[rank] != number:
                 said[rank] = number
@@ -261,15 +260,15 @@ class Places(msgspec.Struct):
         if worker.gone:
             self.state(view, rank, WorkerState.GONE)
         elif worker.session is not None:
-            self._staged(view, rank, worker.session.stage)
+            self._staged(view, rank, _stage(worker))
 
-    def _staged(self, view: View, rank: int, stage: Stage) -> None:
-        states, seated = view.workers.states, view.workers.roles[rank] >= 0
-        if stage is Stage.READY and not seated and self.formed:
+    def _staged(self, view: View, rank: int, stage: int) -> None:
+        state, seated = view.workers.states[rank], view.workers.roles[rank] >= 0
+        if stage == STAGES[Stage.READY] and not seated and self.formed:
             self.state(view, rank, WorkerState.WAITS)
-        elif stage is Stage.MEMBER and states[rank] == WorkerState.WAITS:
+        elif stage == STEPS and seated and state in (WorkerState.WAITS, WorkerState.WARMS):
             self.state(view, rank, WorkerState.ACTS)
-        elif stage is Stage.LEFT:
+        elif stage == STAGES[Stage.LEFT]:
             self.state(view, rank, WorkerState.GONE)
 
     def ended(self, view: View, event: e.WorkerEnded) -> None:
@@ -311,3 +310,10 @@ class Places(msgspec.Struct):
         fleet.total = acting + warming + idle + missing
         fleet.slow = view.workers.states.count(WorkerState.SLOW)
         return acting, warming, idle, missing
+
+
+def _stage(worker: WorkerReport) -> int:
+    session = worker.session
+    if session is None:
+        return NO_SESSION
+    return STEPS if session.stage is Stage.MEMBER and session.resumed else STAGES[session.stage]

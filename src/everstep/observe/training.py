@@ -11,7 +11,7 @@ KEPT_METRICS = 12  # with a curve of their own; of others the newest value is sh
 KEPT_VALUES = 64  # metrics
 KEPT_PACES = 16  # intervals that the recent time of a step is a mean of
 KEPT_REDONE = 64  # spans
-RATE_S = 0.5  # least time that a rate of steps is told of, where there is so much
+LEAST_S = 0.5  # that a pace is told of: records lie close together now and then, and heartbeats are late
 
 
 class Training:
@@ -24,7 +24,7 @@ class Training:
     # Steps ----------------------------------------------------------------------------------------------
 
     def seen(self, seen: e.StepsSeen, at_s: float) -> bool:
-        """True: the first step of its epoch was made."""
+        """True: the first step of its epoch was made, or of a script that was entered anew in it."""
         known, goodput, view = self.known, self.goodput, self.view
         steps = known.steps
         made = seen.step - steps.began
@@ -37,6 +37,8 @@ class Training:
         if first:
             first_s = known.at(seen.first_step_at_s) if seen.first_step_at_s >= 0 else made_at_s
             since_s = self._first(seen, made, max(0.0, min(first_s, made_at_s)))
+        elif self._anew(seen, made):
+            since_s, first = self._entered(seen, made), True
         new = made - steps.made
         total = steps.first_total + made - 1
         if seen.saves > steps.saves or seen.saved_step > steps.saved_step:
@@ -51,12 +53,34 @@ class Training:
             if made_at_s >= since_s:
                 goodput.stepped(total, made_at_s, since_s)
             self._curves(made_at_s)
-            if view.epochs and view.epochs[-1].first_step_s < 0:
+            if view.epochs and view.epochs[-1].first_step_s < 0 and made_at_s >= view.epochs[-1].formed_s:
                 view.epochs[-1].first_step_s = made_at_s
         return first
 
+    def _anew(self, seen: e.StepsSeen, made: int) -> bool:
+        """The script was entered again in the same processes: its steps count from 1, the optimizer's own go on.
+
+        A newcomer to a session counts from 1 too, but only until it has the job's count, after its first step."""
+        steps, further = self.known.steps, seen.total_step >= made + self.known.steps.first_total
+        later = self.known.at(seen.first_step_at_s) > max(self.view.last_step_s, 0.0)
+        return later and made > 1 and (made < steps.made or further)
+
+    def _entered(self, seen: e.StepsSeen, made: int) -> float:
+        """Since when steps are made in it."""
+        steps, before = self.known.steps, self.goodput.made.step
+        steps.first_total = max(1, seen.total_step - made + 1) if seen.total_step >= 0 else before + 1
+        steps.made = 0
+        if steps.first_total <= before:
+            self._went_back(steps.first_total - 1)
+        return max(self.known.at(seen.first_step_at_s), self.goodput.last_s)
+
     def _pace(self, seconds: float, count: int, at_s: float) -> None:
-        paces = self.known.steps.paces
+        steps = self.known.steps
+        seconds, count = seconds + steps.brief[0], count + steps.brief[1]
+        steps.brief = (seconds, count) if seconds < LEAST_S else (0.0, 0)
+        if seconds < LEAST_S:
+            return
+        paces = steps.paces
         paces.append((seconds, count))
         if len(paces) > KEPT_PACES:
             del paces[0]
@@ -65,14 +89,8 @@ class Training:
             seconds_all += some
             count_all += number
         self.view.step_s = seconds_all / count_all
-        seconds_all = count_all = 0.0
-        for some, number in reversed(paces):  # heartbeats are late now and then: a short time alone tells no rate
-            seconds_all += some
-            count_all += number
-            if seconds_all >= RATE_S:
-                break
-        self.known.curve("step_s", at_s, seconds_all / count_all)
-        self.known.curve("steps_per_s", at_s, count_all / seconds_all)
+        self.known.curve("step_s", at_s, seconds / count)
+        self.known.curve("steps_per_s", at_s, count / seconds)
 
     def _curves(self, at_s: float) -> None:
         self.known.curve("members", at_s, self.goodput.acting)

@@ -3,7 +3,7 @@
 import { h, keyed, setAttributes, setText } from "./dom.js";
 import { clock, plural } from "./format.js";
 import { kindOf, order, points, readout } from "./curves.js";
-import { incidentTitle, stops, toll } from "./words.js";
+import { incidentTitle, isFault, toll } from "./words.js";
 import { Plot } from "./plot.js";
 
 const SPANS = [
@@ -54,7 +54,7 @@ export class Marks {
     this.made.incidents = incidents.map((incident) => ({
       id: incident.id,
       opened_s: incident.opened_s,
-      stops: stops(incident),
+      fault: isFault(incident),
       label: [`${clock(wall, incident.opened_s)} ${incidentTitle(incident)}`, toll(incident)]
         .filter(Boolean)
         .join("; "),
@@ -132,6 +132,7 @@ export class Charts {
       format,
       axis,
       zero,
+      whole: kind.whole,
       banded: true,
       lines: [edge, edge, { label: title, color, stepped }],
       bands: [[2, 1, color, 0.22]],

@@ -55,7 +55,7 @@ const FIRST = { steps_per_s: 0, step_s: 1, members: 2, ettr: 3 };
 const KNOWN = {
   steps_per_s: { title: "Throughput", format: rate, axis: (y) => significant(y), color: "accent", zero: true },
   step_s: { title: "Step time", format: stepTime, axis: (y) => (y > 0 ? stepTime(y) : "0"), color: "accent" },
-  members: { title: "Accelerators in steps", format: count, stepped: true, color: "accent", zero: true },
+  members: { title: "Accelerators in steps", format: count, whole: true, stepped: true, color: "accent", zero: true },
   ettr: { title: "ETTR", format: percent, axis: percentAxis, color: "good-mark" },
 };
 

@@ -2,7 +2,7 @@
 
 import { h, keyed, setText } from "./dom.js";
 import { UNKNOWN, percent, spent } from "./format.js";
-import { total } from "./words.js";
+import { causeText, total } from "./words.js";
 import { Plot } from "./plot.js";
 import { newest, percentAxis } from "./curves.js";
 
@@ -138,7 +138,7 @@ function shareRow(row, mark) {
   const element = h(
     "tr",
     {},
-    h("th", { scope: "row", title: MEANING[row.name] }, mark, SHOWN[row.name] ?? row.name),
+    h("th", { scope: "row", title: MEANING[row.name] }, mark, mark ? (SHOWN[row.name] ?? row.name) : causeText(row.name)),
     share,
     time,
   );

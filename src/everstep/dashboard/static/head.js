@@ -27,7 +27,7 @@ export class Head {
     this.level = says.level;
     this.detail(says);
     setText(id("job"), view.job);
-    setText(id("about"), about(view, now));
+    setText(id("about"), about(view, now, this.store.isCut));
     keyed(id("tiles"), tiles(view, now), (tile) => `${tile.name} ${Boolean(tile.href)}`, makeTile);
     document.title = `${says.label} · ${view.job || "job"} · step ${count(view.step)}`;
     this.mode();
@@ -60,14 +60,13 @@ export class Head {
   }
 }
 
-function about(view, now) {
+function about(view, now, isCut) {
   const parts = [
     view.script.split("/").at(-1),
-    `epoch ${count(view.epochs.at(-1)?.epoch ?? view.epoch)}`,
-    `running for ${duration(now)}`,
+    view.epochs.length || view.epoch ? `epoch ${count(view.epochs.at(-1)?.epoch ?? view.epoch)}` : "",
+    `${view.exit_code !== null || isCut ? "ran" : "running"} for ${duration(now)}`,
   ];
-  if (view.exit_code !== null) parts[2] = `ran for ${duration(now)}`;
-  if (view.restarts > 0) parts.push(`${count(view.restarts)} membership changes`);
+  if (view.restarts > 0) parts.push(`formed anew ${view.restarts === 1 ? "once" : `${count(view.restarts)} times`}`);
   return parts.filter(Boolean).join(" · ");
 }
 
@@ -89,12 +88,12 @@ function step(view) {
 }
 
 function speed(view) {
-  return { name: "Step time", value: stepTime(view.step_s), note: view.step_s > 0 ? "recent median" : "" };
+  return { name: "Step time", value: stepTime(view.step_s), note: view.step_s > 0 ? "recent mean" : "" };
 }
 
 function pace(view) {
   const redone = view.redone_steps > 0 ? `${count(view.redone_steps)} of ${count(view.steps)} steps were redone` : "";
-  return { name: "Throughput", value: rate(throughput(view)), note: redone || "no step redone" };
+  return { name: "Throughput", value: rate(throughput(view)), note: redone || (view.steps ? "no step redone" : "") };
 }
 
 function loss(view) {
@@ -109,19 +108,18 @@ function loss(view) {
 
 function members(view) {
   const now = fleet(view);
+  if (view.exit_code !== null) return { name: "Accelerators", value: count(now.total), note: "at its end" };
   const notes = [`of ${count(now.total)}`];
   if (now.spare) notes.push(`${count(now.spare)} spare`);
   if (now.missing) notes.push(`${count(now.missing)} missing`);
   if (now.slow) notes.push(`${count(now.slow)} slow`);
-  return { name: "Accelerators", value: count(now.acting), unit: "acting", note: notes.join(", ") };
+  const unit = view.epoch || view.simulated ? "acting" : "here";
+  return { name: "Accelerators", value: count(now.acting), unit, note: notes.join(", ") };
 }
 
 function effective(view) {
-  return {
-    name: "ETTR",
-    value: percent(view.ettr),
-    note: `effective training time; ${duration(view.downtime_s)} without a step`,
-  };
+  const down = view.steps ? `${duration(view.downtime_s)} without a step` : "no step was made";
+  return { name: "ETTR", value: percent(view.ettr), note: `effective training time; ${down}` };
 }
 
 function last(view, now) {

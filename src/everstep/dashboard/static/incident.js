@@ -4,10 +4,10 @@ import { h, setText } from "./dom.js";
 import { UNKNOWN, clock, count, duration, plural, spent } from "./format.js";
 import { getJson } from "./store.js";
 import { hrefOf } from "./incidents.js";
-import { incidentTitle, isOpen, stops, total, who } from "./words.js";
+import { actionText, causeText, incidentTitle, isFault, isOpen, stops, total, who } from "./words.js";
 
 const id = (name) => document.getElementById(name);
-const PHASES = { detect: "last step until noticed", stop: "stopped", form: "formed anew", "first-step": "first step" };
+const PHASES = { detect: "last step until noticed", stop: "stopped", form: "formed anew", "first-step": "first step", recover: "until the next step" };
 const ROWS = {
   sign: "sign",
   detect: "noticed",
@@ -151,7 +151,7 @@ function panel(name, ...children) {
 }
 
 function title(incident, wall) {
-  const level = isOpen(incident) ? "open" : stops(incident) ? "bad" : "warn";
+  const level = isOpen(incident) ? "open" : isFault(incident) ? "bad" : "warn";
   const state = isOpen(incident) ? "open" : incident.outcome;
   return h(
     "div",
@@ -231,7 +231,7 @@ function happened(incident) {
       "li",
       {},
       h("strong", {}, who([blame])),
-      `: ${blame.cause}`,
+      `: ${causeText(blame.cause)}`,
       blame.detail ? h("code", { class: "detail" }, blame.detail) : null,
     ),
   );
@@ -249,31 +249,21 @@ function happened(incident) {
 }
 
 function decided(incident) {
-  const rows = incident.alternatives.map((other) =>
+  const weighed = (other) =>
     h(
       "tr",
       { class: other.loss_s < 0 ? "cannot" : null },
-      h("th", { scope: "row" }, other.action.replaceAll("-", " ")),
+      h("th", { scope: "row" }, actionText(other.action)),
       h("td", { class: "num" }, other.loss_s < 0 ? "not possible" : spent(other.loss_s)),
       h("td", {}, other.why),
-    ),
-  );
-  const head = h(
-    "thead",
-    {},
-    h(
-      "tr",
-      {},
-      ...["instead", "expected loss", "why"].map((name, i) =>
-        h("th", { scope: "col", class: i === 1 ? "num" : null }, name),
-      ),
-    ),
-  );
+    );
+  const can = incident.alternatives.filter((other) => other.loss_s >= 0);
+  const cannot = incident.alternatives.filter((other) => other.loss_s < 0);
   const answer = incident.answer
     ? h(
         "p",
         {},
-        h("strong", {}, incident.answer.replaceAll("-", " ")),
+        h("strong", {}, actionText(incident.answer)),
         incident.answer_loss_s >= 0 ? `, expected loss ${spent(incident.answer_loss_s)}` : "",
         incident.answer_why ? `: ${incident.answer_why}` : "",
       )
@@ -281,30 +271,45 @@ function decided(incident) {
   return panel(
     "What was decided",
     answer,
-    rows.length ? h("h3", {}, "What else was weighed") : null,
-    rows.length
+    can.length ? h("h3", {}, "What else was weighed") : null,
+    can.length ? alternatives("What else was weighed", can.map(weighed)) : null,
+    cannot.length
       ? h(
-          "div",
-          { class: "scroll", tabindex: "0", role: "region", "aria-label": "What else was weighed" },
-          h("table", {}, head, h("tbody", {}, ...rows)),
+          "details",
+          { class: "file" },
+          h("summary", {}, `${plural(cannot.length, "other answer")} ${cannot.length > 1 ? "were" : "was"} not possible`),
+          alternatives("What was not possible", cannot.map(weighed)),
         )
       : null,
   );
 }
 
+function alternatives(name, rows) {
+  const cells = ["instead", "expected loss", "why"].map((text, i) =>
+    h("th", { scope: "col", class: i === 1 ? "num" : null }, text),
+  );
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": name },
+    h("table", {}, h("thead", {}, h("tr", {}, ...cells)), h("tbody", {}, ...rows)),
+  );
+}
+
 /** Moments by phase, with the time since the first one: that is what counts in an incident. */
 function timeline(incident, wall) {
-  const first = incident.timeline[0]?.at_s ?? 0;
+  const begin = incident.timeline[0]?.at_s ?? 0;
   let phase = "";
-  const items = incident.timeline.map((moment) => {
-    const fresh = moment.phase !== phase;
+  const told = new Set(); // a worker's end is heard twice: from its agent, and when the kernel has reaped it
+  const fresh = (moment) => told.size < told.add(`${moment.phase} ${moment.text}`).size;
+  const items = incident.timeline.filter(fresh).map((moment) => {
+    const first = moment.phase !== phase;
     phase = moment.phase;
-    const since = moment.at_s - first;
+    const since = moment.at_s - begin;
     return h(
       "li",
-      { class: fresh ? "fresh" : null, "data-phase": moment.phase },
+      { class: first ? "fresh" : null, "data-phase": moment.phase },
       h("span", { class: "when", title: clock(wall, moment.at_s) }, `+${since > 0 ? duration(since) : "0\u00a0s"}`),
-      h("span", { class: "phase-name" }, fresh ? (ROWS[moment.phase] ?? moment.phase) : ""),
+      h("span", { class: "phase-name" }, first ? (ROWS[moment.phase] ?? moment.phase) : ""),
       h("span", {}, moment.text),
     );
   });
@@ -312,7 +317,7 @@ function timeline(incident, wall) {
     "Time line",
     items.length ? h("ol", { class: "timeline" }, ...items) : h("p", { class: "note" }, "Nothing is kept of it."),
     items.length
-      ? h("p", { class: "note" }, `from ${clock(wall, first)} on, ${plural(items.length, "entry", "entries")}`)
+      ? h("p", { class: "note" }, `from ${clock(wall, begin)} on, ${plural(items.length, "entry", "entries")}`)
       : null,
   );
 }

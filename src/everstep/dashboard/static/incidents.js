@@ -2,7 +2,7 @@
 
 import { h, keyed, setAttributes, setText } from "./dom.js";
 import { age, clock, count, duration, plural, spent } from "./format.js";
-import { incidentTitle, isOpen, kindText, stops, toll, total } from "./words.js";
+import { incidentTitle, isFault, isOpen, kindText, toll, total } from "./words.js";
 
 const id = (name) => document.getElementById(name);
 const FEW = 40;
@@ -78,7 +78,8 @@ function said(incident) {
 function summary(view) {
   if (!view.num_incidents) return "none since the job began";
   const older = view.num_incidents - view.incidents.length;
-  const down = `${plural(view.num_incidents, "incident")}, ${duration(view.downtime_s)} without a step`;
+  const stood = view.steps ? `${duration(view.downtime_s)} without a step` : "no step was made";
+  const down = `${plural(view.num_incidents, "incident")}, ${stood}`;
   return older > 0 ? `${down}; the newest ${count(view.incidents.length)} are listed` : down;
 }
 
@@ -90,10 +91,11 @@ function line() {
     const cost = total(incident.cost);
     const when = `${clock(view.submitted_wall_s, incident.opened_s)}, ${age(now - incident.opened_s)}`;
     setAttributes(link, { href: hrefOf(incident), title: incident.why });
-    setAttributes(element, { "data-level": isOpen(incident) ? "open" : stops(incident) ? "bad" : "warn" });
+    setAttributes(element, { "data-level": isOpen(incident) ? "open" : isFault(incident) ? "bad" : "warn" });
     setText(parts.what, incidentTitle(incident));
-    setText(parts.when, [when, toll(incident), cost > 0 ? spent(cost) : ""].filter(Boolean).join(" · "));
-    setText(parts.outcome, incident.outcome || "open");
+    const [outcome, why] = (incident.outcome || "open").split(/: (.*)/s);
+    setText(parts.outcome, outcome);
+    setText(parts.when, [when, toll(incident), cost > 0 ? spent(cost) : "", incident === view.incidents.at(-1) ? why : ""].filter(Boolean).join(" · "));
   };
   return element;
 }

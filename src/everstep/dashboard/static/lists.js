@@ -7,6 +7,7 @@ import { fact } from "./map.js";
 
 const id = (name) => document.getElementById(name);
 
+const LATE_S = 5; // heartbeats of two nodes are less apart
 const EPOCH_CELLS = ["num", "time-cell", "num", "text-cell", "num", "num"];
 // Where the table is too wide for the screen, its cells say what they are.
 const EPOCH_LABELS = ["epoch", null, "members", null, "links kept / new", "first step"];
@@ -23,6 +24,7 @@ export class Lists {
 
   saves() {
     const { view, now } = this.store;
+    id("tiers").parentElement.hidden = view.simulated && view.saved_step <= 0; // where nothing is saved to disk
     keyed(id("tiers"), tiers(view, now), ([name]) => name, fact);
     const rows = [...view.saves].reverse().map((save) => ({ save, view }));
     keyed(
@@ -37,6 +39,8 @@ export class Lists {
   epochs() {
     const { view } = this.store;
     const rows = [...view.epochs].reverse().map((epoch) => ({ epoch, view }));
+    id("epochs-note").hidden = rows.length > 0;
+    id("epoch-rows").closest(".scroll").hidden = !rows.length;
     keyed(
       id("epoch-rows"),
       rows,
@@ -72,10 +76,10 @@ function tiers(view, now) {
   const ages = Object.entries(view.memory_steps);
   if (ages.length) {
     const oldest = Math.min(...ages.map(([, step]) => step));
-    facts.push(["In memory of all roles", `step ${count(oldest)}${behind(view, oldest)}`]);
+    facts.push(["In memory of all roles", `step ${count(oldest)} or newer`]); // it is told of every 10 s, or less often
     const newest = Math.max(...ages.map(([, step]) => step));
-    const late = ages.filter(([, step]) => step < newest);
-    if (late.length) facts.push(["Roles that are behind", names(late.map(([role]) => role))]);
+    const late = ages.filter(([, step]) => (newest - step) * view.step_s > LATE_S);
+    if (late.length) facts.push(["Behind the others", `${late.length > 1 ? "roles" : "role"} ${names(late.map(([role]) => role))}`]);
     facts.push(["Roles with copies", count(ages.length)]);
   }
   const saved = view.saves.filter((save) => save.durable_s >= 0).at(-1);
@@ -110,13 +114,11 @@ function row(kinds, texts, labels = []) {
 
 function saveTexts({ save, view }, element) {
   setAttributes(element, { class: save.failed ? "failed" : null });
-  const took = save.durable_s - Math.max(0, save.requested_s);
-  const durable = save.failed ? `failed: ${save.failed}` : save.durable_s < 0 ? "under way" : `after ${duration(took)}`;
-  return [
-    count(save.step),
-    clock(view.submitted_wall_s, save.requested_s >= 0 ? save.requested_s : save.durable_s),
-    durable,
-  ];
+  const asked = save.requested_s >= 0; // nobody tells when a script's own saves began
+  const at = (s) => clock(view.submitted_wall_s, s);
+  const done = asked ? `after ${duration(save.durable_s - save.requested_s)}` : at(save.durable_s);
+  const durable = save.failed ? `failed: ${save.failed}` : save.durable_s < 0 ? "under way" : done;
+  return [count(save.step), asked ? at(save.requested_s) : UNKNOWN, durable];
 }
 
 function epochTexts({ epoch, view }, element) {
@@ -134,12 +136,12 @@ function epochTexts({ epoch, view }, element) {
   ];
 }
 
-function change({ came, left, why, formed_s: formed }, view) {
+function change({ came, left, why, epoch, formation }, view) {
   const parts = [came.length ? `+ ${some(came)}` : "", left.length ? `− ${some(left)}` : ""].filter(Boolean);
-  const first = view.restarts === 0 && formed <= view.epochs[0].formed_s;
   const incident = view.incidents.find((known) => known.id === why);
   const reason = incident ? `${incidentTitle(incident)} (${why})` : why;
-  const members = reason ? "" : first ? "the first members" : "the same members";
+  const first = formation ? "its first formation" : "the first members";
+  const members = reason ? "" : epoch === 1 ? first : "the same members";
   return [parts.join("  ") || members, reason].filter(Boolean).join("; ");
 }
 

@@ -9,12 +9,14 @@ import { SLOWER, STATE, STATE_TEXT, TROUBLE, nodesOf, waffle, workersOf } from "
 const id = (name) => document.getElementById(name);
 const WRITTEN = ["stdout.log", "stderr.log", "stacks.txt"];
 const WAFFLE_CELLS = 2400;
+const [LARGER, LARGE_REM] = [1.6, 24]; // times the size of text, up to this height
 const FIELDS = ["workers", "nodes", "fleet", "epochs"];
 
 export class ClusterMap {
   constructor(store) {
     this.store = store;
     this.canvas = id("map");
+    this.wall = matchMedia("(min-width: 150em)");
     this.selected = -1; // by keyboard or click
     this.hovered = -1;
     this.draw = perFrame(() => this.drawn());
@@ -43,14 +45,23 @@ export class ClusterMap {
   }
 
   drawNodes(width) {
-    this.made = layout(this.nodes, width, rem());
-    drawMap(this.canvas, this.made, width, rem(), this.selected);
+    const size = this.size(width);
+    this.made = layout(this.nodes, width, size);
+    drawMap(this.canvas, this.made, width, size, this.selected);
     const acting = this.workers.filter(acts).length;
     const lost = this.hidden ? `, ${plural(this.hidden, "node")} lost earlier not shown` : "";
     const nodes = this.nodes.filter((node) => node.workers.some(acts)).length;
-    const epoch = `epoch ${count(newestEpoch(this.store.view))}`;
-    setText(id("map-note"), `${epoch}: ${plural(acting, "worker")} on ${plural(nodes, "node")}${lost}`);
+    const here = acting ? `${plural(acting, "worker")} on ${plural(nodes, "node")}` : "no worker runs";
+    const epoch = newestEpoch(this.store.view);
+    setText(id("map-note"), `${epoch ? `epoch ${count(epoch)}: ` : ""}${here}${lost}`);
     this.legend(this.workerLegend());
+  }
+
+  /** Of text: on a wall, few workers are seen from afar. */
+  size(width) {
+    const large = LARGER * rem();
+    const made = this.wall.matches && layout(this.nodes, width, large);
+    return made && made.wide && made.height <= LARGE_REM * rem() ? large : rem();
   }
 
   drawFleet(width) {
@@ -80,7 +91,7 @@ export class ClusterMap {
     ];
     const scale = words
       .map((text, i) => [`step-${i}`, `${text}: ${count(shades[i])}`])
-      .filter((_, i) => i === 0 || shades[i]);
+      .filter((_, i) => shades[i]);
     const base = Number.isFinite(this.medianS)
       ? [["", `own step time against the median, ${stepTime(this.medianS)}`], ...scale]
       : [["", "own step times are not known"]];

@@ -10,6 +10,8 @@ const STEPS_S = [
   1728000, 4320000, 8640000, 17280000, 43200000,
 ];
 
+const WHOLE = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat();
+
 /** Seconds since the job's submission, as short as an axis needs it. */
 export function axisTime(s, stepS) {
   if (s === 0) return "0";
@@ -50,6 +52,7 @@ export class Plot {
     format,
     axis = format,
     zero = false,
+    whole = false,
     banded = false,
     lines,
     bands = [],
@@ -58,7 +61,7 @@ export class Plot {
     range,
     zoom,
   }) {
-    Object.assign(this, { title, format, axis, zero, banded, lines, bands, readout, marks, range, zoom });
+    Object.assign(this, { title, format, axis, zero, whole, banded, lines, bands, readout, marks, range, zoom });
     this.data = [[], ...lines.map(() => [])];
     this.value = h("span", { class: "value" });
     this.more = h("span", { class: "more" });
@@ -93,7 +96,7 @@ export class Plot {
     const axis = { font, stroke: token("muted"), grid: { stroke: token("line"), width: 1 }, ticks: { show: false } };
     return {
       width,
-      height: Math.round(parseFloat(getComputedStyle(this.area).getPropertyValue("--plot")) * rem()),
+      height: this.area.clientHeight,
       padding: [1.1 * rem(), 1.1 * rem(), 0, 0],
       legend: { show: false },
       cursor: {
@@ -120,6 +123,7 @@ export class Plot {
           size: 4.1 * rem(),
           gap: 0.3 * rem(),
           space: 2.2 * rem(),
+          ...(this.whole ? { incrs: WHOLE } : {}),
           values: (u, splits) => splits.map((y) => this.axis(y).replaceAll("\u00a0", " ")),
         },
       ],
@@ -182,7 +186,7 @@ export class Plot {
     );
     for (const incident of within.length > MANY ? [] : within) {
       const at = u.valToPos(incident.opened_s, "x", true);
-      u.ctx.fillStyle = faded(token(incident.stops ? "bad-mark" : "warn-mark"), 0.55);
+      u.ctx.fillStyle = faded(token(incident.fault ? "bad-mark" : "warn-mark"), 0.55);
       u.ctx.fillRect(Math.round(at), top, Math.max(1, Math.round(devicePixelRatio)), height);
     }
     u.ctx.restore();
@@ -229,7 +233,7 @@ function markButton(open) {
     items = group.items;
     const last = items.at(-1);
     const many = items.length > 1;
-    button.className = `mark ${items.some((item) => item.stops) ? "bad" : "warn"}${many ? " many" : ""}`;
+    button.className = `mark ${items.some((item) => item.fault) ? "bad" : "warn"}${many ? " many" : ""}`;
     button.title = many ? `${items.length} incidents, the last: ${last.label}` : last.label;
     button.style.left = `${group.x}px`;
     setText(button, many ? String(items.length) : "");

@@ -2,7 +2,7 @@
 
 import { announce, h, onResize, rem, setAttributes, setText, token } from "./dom.js";
 import { clock, count, duration } from "./format.js";
-import { stops } from "./words.js";
+import { isFault } from "./words.js";
 import { begin } from "./mapdraw.js";
 
 const id = (name) => document.getElementById(name);
@@ -68,7 +68,7 @@ export class TimeBar {
         h(
           "option",
           { value: speed, selected: speed === whole },
-          `${count(speed)} ×${speed === whole ? " (all in 1 min)" : ""}`,
+          `${count(speed)} ×${speed === whole ? ` (all in ${duration(this.span / whole)})` : ""}`,
         ),
       ),
     );
@@ -150,7 +150,7 @@ export class TimeBar {
     const ctx = begin(canvas, width, height);
     const thumb = 0.5 * rem(); // the slider's ends are half a thumb inside
     for (const incident of live.incidents) {
-      ctx.fillStyle = token(stops(incident) ? "bad-mark" : "warn-mark");
+      ctx.fillStyle = token(isFault(incident) ? "bad-mark" : "warn-mark");
       ctx.fillRect(thumb + ((width - 2 * thumb) * incident.opened_s) / this.span - 1, 0, 2, height);
     }
   }

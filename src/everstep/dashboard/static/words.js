@@ -3,6 +3,7 @@
 import { duration, plural, ranges } from "./format.js";
 
 export const WATCHED = ["slow", "anomaly"]; // incidents for which nobody stops (core.events.WATCHED)
+const PLANNED = ["stop", "drain", "grow"]; // somebody asked for it: no fault
 const QUIET_S = 10; // without a step, and five times what a step takes: then the page says so
 const QUIET_STEPS = 5;
 const RECENT = 5; // bins
@@ -13,7 +14,9 @@ const KINDS = {
   hang: "hang",
   slow: "slow worker",
   "node-lost": "node lost",
-  stop: "stop signal",
+  stop: "asked to stop",
+  drain: "drain",
+  grow: "nodes join",
   incomplete: "incomplete",
   "rolled-back": "rolled back",
   "step-fell-back": "step fell back",
@@ -21,6 +24,29 @@ const KINDS = {
   corrupt: "corrupt replica",
   anomaly: "metric anomaly",
 };
+
+/** Those that go by a word of the runtime, as everstep.observe.report says them; others speak for themselves. */
+const CAUSES = {
+  drain: "asked to leave",
+  error: "an exception in the script",
+  "exit-code": "the script ended with an error",
+  grow: "new workers were taken in",
+  hang: "made no progress",
+  corrupt: "wrong bits in its state",
+  "left-early": "left the loop before the others",
+  "out-of-memory": "killed by the kernel for memory",
+  signal: "killed by a signal",
+  stop: "the job was asked to stop",
+  stopped: "stopped (SIGSTOP, a debugger)",
+  unfinished: "ended before its script had",
+  start: "start and end",
+};
+
+export const causeText = (cause) => CAUSES[cause] ?? cause;
+
+/** "re-route-micro-batches" (core.decisions.Action) as people write it. */
+export const actionText = (action) =>
+  action.replaceAll("-", " ").replace(/^re (?=[rp])/, "re-").replace("micro b", "micro-b");
 
 const STAGES = {
   checking: "Checking nodes",
@@ -55,6 +81,8 @@ export function incidentTitle(incident) {
 
 export const isOpen = (incident) => incident.outcome === "";
 export const stops = (incident) => !WATCHED.includes(incident.kind);
+/** A fault for which the job stands still: what a person on call must know of first. */
+export const isFault = (incident) => stops(incident) && !PLANNED.includes(incident.kind);
 
 /** What an incident cost the job, in the fewest words. */
 export function toll(incident) {
@@ -73,11 +101,13 @@ export function status(view, now, live, cut = false) {
   if (view.exit_code !== null) return ended(view);
   if (cut) return { level: "warn", label: "Broken off", detail: "the record stops without the job's end" };
   const open = view.incidents.filter(isOpen);
-  const fault = open.filter(stops).at(-1);
+  const fault = open.filter(isFault).at(-1);
   if (fault) return { level: "bad", label: "Recovering", detail: incidentTitle(fault), incident: fault.id };
   if (view.stage !== "running" && view.stage !== "re-seating") {
     const level = view.steps > 0 ? "warn" : "wait";
-    return { level, label: STAGES[view.stage] ?? (view.stage || "Not started"), detail: view.why };
+    if (view.stage === "" && view.fleet.missing > 0) return { level, label: "Waiting for nodes", detail: missing(view) };
+    const detail = open.length ? incidentTitle(open.at(-1)) : "";
+    return { level, label: STAGES[view.stage] ?? (view.stage || "Not started"), detail, incident: open.at(-1)?.id };
   }
   const quiet = view.last_step_s < 0 ? -1 : now - view.last_step_s;
   if (live && quiet > Math.max(QUIET_S, QUIET_STEPS * view.step_s)) {
@@ -92,6 +122,7 @@ export function status(view, now, live, cut = false) {
 
 function ended(view) {
   if (view.exit_code === 0) return { level: "done", label: "Finished", detail: view.why };
+  if (view.exit_code > 128) return { level: "warn", label: "Stopped", detail: view.why };
   return { level: "bad", label: "Failed", detail: `exit code ${view.exit_code}${view.why ? `: ${view.why}` : ""}` };
 }
 
