@@ -222,7 +222,10 @@ def test_a_stop_before_there_are_workers_needs_no_grace(tmp_path: Path, zygote: 
 
 
 def test_all_stop_at_the_same_step_with_one_checkpoint(tmp_path: Path) -> None:
-    """SIGTERM to the launcher, or to one worker only, which is not on the first node, at random moments of two jobs."""
+    """SIGTERM to the launcher, or to one worker only, which is not on the first node, at random moments of two jobs.
+
+    A2: they start at once, and neither sees the other.
+    """
     moments = random.Random(6)
     with ExitStack() as stack:
         jobs = []
@@ -240,6 +243,7 @@ def test_all_stop_at_the_same_step_with_one_checkpoint(tmp_path: Path) -> None:
             assert asked.stop_at_step > 0 and stop_steps(run) == [asked.stop_at_step] * 2, run.text()
             assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed]
             assert (run.directory / "checkpoint.pt").exists()
+            assert len(run.events(e.EpochFormed)) == 1, "a job met another one that started at the same time"
 
 
 def test_a_node_that_leaves_interrupts_all_at_the_same_step(tmp_path: Path) -> None:
