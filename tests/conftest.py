@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+    if torch := sys.modules.get("torch"):  # two threads of one process wait for each other, spinning, where others work
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,7 +36,7 @@ layouts = st.sampled_from(LAYOUTS)
 # Below and above the sizes at which the algorithms change; prime, so that no part is like another.
 lengths = st.sampled_from([0, 1, 2, 17, 1009, 70_001, 150_001])
 short = st.sampled_from([0, 1, 17, 1009, 40_009])
-slow = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def make(dtype: torch.dtype, length: int, seed: int) -> Tensor:

@@ -23,9 +23,9 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 SEEDS_TO_CATCH = 500
 
 
-@pytest.mark.parametrize("first", [0, 500, 1000])
+@pytest.mark.parametrize("first", [0, 500])
 def test_invariants_hold_and_jobs_recover(first: int) -> None:
-    """Three times 500, as each takes seconds of a core that others may use as well."""
+    """Twice as many as catch every broken machine; in two parts, as each takes seconds of a core."""
     summary = play_many(range(first, first + 500))
     assert summary.failures == [], "\n".join(
         f"everstep schedules --seed {f.seed} --trace\n{f.why}\n{f.where}" for f in summary.failures

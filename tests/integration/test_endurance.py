@@ -16,7 +16,7 @@ from everstep.core import events as e
 from everstep.testing.local import LocalRun
 
 FAULTY = Path(__file__).parent / "scripts_hang" / "faulty.py"
-RESTARTS = int(os.environ.get("EVERSTEP_TEST_RESTARTS", "40"))
+RESTARTS = int(os.environ.get("EVERSTEP_TEST_RESTARTS", "24"))
 EARLY = RESTARTS // 2 if RESTARTS < 40 else 20  # restarts before the first looks: caches are warm by then
 LOOKS = 5  # the most of these counts: one look may fall into the moment before the logs of an epoch are opened
 RSS_GROWTH = 1.1

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
@@ -35,30 +33,17 @@ def lines(folder: Path) -> Lines:
     return sorted(found, key=lambda line: line["time"])
 
 
-class Undisturbed:
-    """Two ranks without a launcher, beside the test; it ends them."""
+class Undisturbed(warm.Ranks):
+    """Two ranks without a launcher, beside the test."""
 
     def __init__(self, folder: Path, *args: str) -> None:
         folder.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, str(SCRIPT), "--steps", str(STEPS), *args]
+        super().__init__(folder, SCRIPT, "--steps", str(STEPS), *args)
         self._folder = folder
-        self._ranks = [subprocess.Popen(command, cwd=folder, env={**env, "RANK": str(rank)}) for rank in range(2)]
-
-    def __enter__(self) -> Undisturbed:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for process in self._ranks:
-            process.kill()
-            process.wait()
 
     def bits(self) -> dict[tuple[int, int], str]:
         """(step, rank) -> digest."""
-        assert [process.wait(60) for process in self._ranks] == [0, 0]
+        self.wait()
         found = {(line["step"], line["rank"]): line["digest"] for line in lines(self._folder)}
         assert len(found) == 2 * STEPS
         return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
@@ -30,12 +31,7 @@ class RestartRun(LocalRun):
         super().__init__(directory, SCRIPT, *options, args=args, **env)
 
     def steps(self) -> dict[int, list[dict[str, Any]]]:
-        """By process, in its order."""
-        found: dict[int, list[dict[str, Any]]] = {}
-        for path in self.directory.glob("steps-*.jsonl"):
-            whole = path.read_text().rpartition("\n")[0]
-            found[int(path.stem.partition("-")[2])] = [json.loads(line) for line in whole.splitlines()]
-        return found
+        return steps(self.directory)
 
     def until_stepped(self, step: int, entry: int = 0) -> dict[int, int]:
         """Until every rank made this step in this entry or a later one; rank -> process."""
@@ -55,19 +51,11 @@ class RestartRun(LocalRun):
     def world(self) -> int:
         return int(self.command[self.command.index("--nproc-per-node") + 1])
 
-    def losses(self) -> dict[tuple[int, int], list[float]]:
-        """(step, rank) -> every loss that it came to."""
-        found: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for lines in self.steps().values():
-            for line in lines:
-                found[line["step"], line["rank"]].append(line["loss"])
-        return dict(found)
-
     def check(self, undisturbed: dict[tuple[int, int], list[float]]) -> None:
         """The same steps came to the same losses; but for the last bits: each entry has DDP buckets of its own."""
-        losses = self.losses()
-        assert losses.keys() == undisturbed.keys()
-        for key, values in losses.items():
+        found = losses(self.directory)
+        assert found.keys() == undisturbed.keys()
+        for key, values in found.items():
             assert values == pytest.approx(len(values) * undisturbed[key], rel=1e-3), key
 
     def first_step_after(self, moment: float, pids: list[int]) -> float:
@@ -79,19 +67,42 @@ class RestartRun(LocalRun):
         return max(times) - moment
 
 
+def steps(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """By process, in its order."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path in folder.glob("steps-*.jsonl"):
+        whole = path.read_text().rpartition("\n")[0]
+        found[int(path.stem.partition("-")[2])] = [json.loads(line) for line in whole.splitlines()]
+    return found
+
+
+def losses(folder: Path) -> dict[tuple[int, int], list[float]]:
+    """(step, rank) -> every loss that it came to."""
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for lines in steps(folder).values():
+        for line in lines:
+            found[line["step"], line["rank"]].append(line["loss"])
+    return dict(found)
+
+
+def undisturbed(folder: Path, num_steps: int, size: int = 2) -> dict[tuple[int, int], list[float]]:
+    """The losses of that many processes over gloo, without a launcher."""
+    folder.mkdir()
+    with warm.Ranks(folder, SCRIPT, "--steps", str(num_steps), "--pause", "0", size=size) as ranks:
+        ranks.wait()
+    found = losses(folder)
+    assert len(found) == num_steps * size
+    return found
+
+
 def outcomes(run: LocalRun) -> list[str]:
     return [closed.outcome for closed in run.events(e.IncidentClosed)]
 
 
 @pytest.mark.parametrize(("options", "backend"), [(TWO, "gloo"), (FOUR, "gloo"), (TWO, "everstep")])
 def test_one_is_killed_and_the_others_live_on(tmp_path: Path, options: tuple[str, ...], backend: str) -> None:
-    calm, hurt = tmp_path / "calm", tmp_path / "hurt"
-    calm.mkdir(), hurt.mkdir()
-    args = ("--steps", "80", "--backend", backend)
-    with RestartRun(calm, *options, args=args) as run:
-        assert run.wait() == ExitCode.OK
-        undisturbed = run.losses()
-    with RestartRun(hurt, *options, args=args) as run:
+    (tmp_path / "hurt").mkdir()
+    with RestartRun(tmp_path / "hurt", *options, args=("--steps", "80", "--backend", backend)) as run:
         pids = run.until_stepped(10)
         moment = time.time()
         os.kill(pids[0], signal.SIGKILL)
@@ -100,7 +111,7 @@ def test_one_is_killed_and_the_others_live_on(tmp_path: Path, options: tuple[str
         survivors = [pid for rank, pid in pids.items() if rank]
         print(f"first new step of the survivors {run.first_step_after(moment, survivors):.3f} s after SIGKILL")
         assert run.wait() == ExitCode.OK
-        run.check(undisturbed)
+        run.check(undisturbed(tmp_path / "calm", 80, run.world))
         assert outcomes(run) == ["recovered"]
         assert len(run.events(e.EpochFormed)) == 1
 
@@ -138,15 +149,11 @@ def test_sys_exit_is_a_death(tmp_path: Path) -> None:
 
 
 def test_killed_again_and_again(tmp_path: Path) -> None:
-    calm, hurt = tmp_path / "calm", tmp_path / "hurt"
-    calm.mkdir(), hurt.mkdir()
-    with RestartRun(calm, *TWO, args=("--steps", "160")) as run:
-        assert run.wait() == ExitCode.OK
-        undisturbed = run.losses()
-    with RestartRun(hurt, *TWO, args=("--steps", "160")) as run:
+    (tmp_path / "hurt").mkdir()
+    with RestartRun(tmp_path / "hurt", *TWO, args=("--steps", "160")) as run:
         for turn in range(4):
             pids = run.until_stepped(20 * turn + 10, entry=turn)
             os.kill(pids[turn % 2], signal.SIGKILL)
         assert run.wait() == ExitCode.OK
-        run.check(undisturbed)
+        run.check(undisturbed(tmp_path / "calm", 160))
         assert outcomes(run) == ["recovered"] * 4

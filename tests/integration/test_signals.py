@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from everstep.control import procfs
 from everstep.control.agent import LEAVE_SIGNAL
@@ -120,8 +121,8 @@ LOADED = ("--steps", "100", "--save-every", "1000", "--loader-workers", "2")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a run wrote its losses that nobody stopped."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with LocalRun(folder, TRAIN, "--nproc-per-node", "2", args=LOADED) as run:
-        assert run.wait() == 0, run.text()
+    with warm.Ranks(folder, TRAIN, *LOADED) as ranks:
+        ranks.wait()
     return folder
 
 
@@ -129,9 +130,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_stop_from_outside_saves_and_the_resumed_run_is_the_same(
     tmp_path: Path, loaders: str, undisturbed: Path
 ) -> None:
-    """SIGTERM to the launcher's group (a terminal, `timeout`), or to every process of the job (a scheduler)."""
-    context = () if loaders == "group" else ("--loader-context", loaders)
-    with LocalRun(tmp_path, TRAIN, "--nproc-per-node", "2", args=(*LOADED, *context)) as run:
+    """SIGTERM to the launcher's group (a terminal, `timeout`), or to every process of the job (a scheduler).
+
+    The grace is not what is looked at: a loader that is spawned imports torch, which other work may delay.
+    """
+    context = {"group": (), "fork": ("--loader-context", "fork")}
+    one = ("--loader-context", "spawn", "--loader-workers", "1")
+    options = ("--nproc-per-node", "2", "--grace", "60")
+    with LocalRun(tmp_path, TRAIN, *options, args=(*LOADED, *context.get(loaders, one))) as run:
         run.until_step(3)
         run.signal_group(signal.SIGTERM) if loaders == "group" else signal_everybody(run, random.Random(4))
         assert run.wait() == TERMINATED
@@ -141,8 +147,12 @@ def test_a_stop_from_outside_saves_and_the_resumed_run_is_the_same(
         steps = stop_steps(run)
         assert len(steps) == 2 and len(set(steps)) == 1, run.text()
     assert 3 <= len(losses(tmp_path, 0)) < 100
-    with LocalRun(tmp_path, TRAIN, "--nproc-per-node", "2", args=LOADED) as run:
-        assert run.wait() == 0, run.text()
+    if loaders == "group":
+        with LocalRun(tmp_path, TRAIN, "--nproc-per-node", "2", args=LOADED) as run:
+            assert run.wait() == 0, run.text()
+    else:  # what it goes on from is the script's own file, whoever starts it
+        with warm.Ranks(tmp_path, TRAIN, *LOADED) as ranks:
+            ranks.wait()
     for rank in (0, 1):
         assert losses(tmp_path, rank) == losses(undisturbed, rank)
         assert len((tmp_path / f"losses-{rank}.jsonl").read_text().splitlines()) == 100, "a step was lost or redone"
@@ -212,24 +222,28 @@ def test_a_stop_before_there_are_workers_needs_no_grace(tmp_path: Path, zygote: 
 
 
 def test_all_stop_at_the_same_step_with_one_checkpoint(tmp_path: Path) -> None:
-    """SIGTERM to the launcher, or to one worker only, at random moments of several jobs."""
+    """SIGTERM to the launcher, or to one worker only, which is not on the first node, at random moments of two jobs.
+
+    A2: they start at once, and neither sees the other.
+    """
     moments = random.Random(6)
     with ExitStack() as stack:
         jobs = []
-        for number in range(3):
+        for number in range(2):
             (tmp_path / str(number)).mkdir()
             options = ("--local-nodes", "2") if number == 0 else ("--nproc-per-node", "2")
             args = ("--steps", "100000", "--save-every", "100000", "--pace", "0.01")
             jobs.append(stack.enter_context(LocalRun(tmp_path / str(number), TRAIN, *options, args=args)))
         for number, run in enumerate(jobs):
             run.until_step(moments.randrange(2, 60))
-            run.signal(signal.SIGTERM) if number % 2 else run.kill(rank=number // 2, signum=signal.SIGTERM)
+            run.signal(signal.SIGTERM) if number else run.kill(rank=1, signum=signal.SIGTERM)
         for run in jobs:
             assert run.wait() == TERMINATED, run.text()
             (asked,) = run.events(e.StopAsked)
             assert asked.stop_at_step > 0 and stop_steps(run) == [asked.stop_at_step] * 2, run.text()
             assert not [w for w in run.events(e.WorkerEnded) if w.exit.failed]
             assert (run.directory / "checkpoint.pt").exists()
+            assert len(run.events(e.EpochFormed)) == 1, "a job met another one that started at the same time"
 
 
 def test_a_node_that_leaves_interrupts_all_at_the_same_step(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Forming an epoch: after each kind of end, with several jobs at once, over several hosts, as members come and go."""
+"""Forming an epoch: after each kind of end, over several hosts, as members come and go."""
 
 from __future__ import annotations
 
@@ -65,22 +65,6 @@ def machinery(run: LocalRun) -> list[float]:
             took.append(entry.t_s - opened)
             opened = 0.0
     return took
-
-
-# A2: several jobs at once -------------------------------------------------------------------------------
-
-
-def test_three_jobs_started_at_once_all_run(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        jobs = []
-        for number in range(3):
-            (tmp_path / str(number)).mkdir()
-            run = LocalRun(tmp_path / str(number), TRAIN, "--nproc-per-node", "2", args=("--steps", "10"))
-            jobs.append(stack.enter_context(run))
-        for run in jobs:
-            assert run.wait() == 0, run.text()
-            assert len(run.events(e.EpochFormed)) == 1, run.text()
-            assert len(lines(run.directory / "losses-1.jsonl")) == 10
 
 
 # A7: alone is not a job ---------------------------------------------------------------------------------

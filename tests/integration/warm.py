@@ -1,5 +1,5 @@
 """multiprocessing's fork server with torch imported, one for each worker of pytest: what hundreds of processes of tests
-need is imported once. `run` is `subprocess.run` of a script in a fork of it.
+need is imported once. `run` is `subprocess.run` of a script in a fork of it, `Ranks` are several, without a launcher.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import functools
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import warnings
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Self
 from unittest import mock
 
 # By names that are found without pytest's path: what the server cannot import it leaves out, and says nothing.
@@ -46,7 +48,7 @@ def run(script: Path, *args: object, timeout_s: float) -> subprocess.CompletedPr
     words = [str(script), *map(str, args)]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = context().Process(target=become, args=(words, dict(os.environ), str(out), str(err)))
+        process = context().Process(target=become, args=(words, dict(os.environ), os.getcwd(), str(out), str(err)))
         process.start()
         process.join(timeout_s)
         late = process.exitcode is None
@@ -58,8 +60,46 @@ def run(script: Path, *args: object, timeout_s: float) -> subprocess.CompletedPr
         return subprocess.CompletedProcess(words, code or 0, out.read_text(), err.read_text())
 
 
-def become(words: list[str], env: dict[str, str], *outputs: str) -> None:
+class Ranks:
+    """The script in `size` processes as torchrun starts them, in `folder`: what nobody disturbs. They end with the
+    context.
+    """
+
+    def __init__(self, folder: Path, script: Path, *args: str, size: int = 2) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": "0"}
+        self._output = folder / "output.txt"
+        outputs = [str(self._output)] * 2
+        envs = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        words = [str(script), *args]
+        self._processes = [context().Process(target=become, args=(words, e, str(folder), *outputs)) for e in envs]
+
+    def __enter__(self) -> Self:
+        for process in self._processes:
+            process.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+            process.close()
+
+    def wait(self, timeout_s: float = 60.0) -> str:
+        """What they wrote; they must end well."""
+        for process in self._processes:
+            process.join(timeout_s)
+        text = self._output.read_text()
+        assert [process.exitcode for process in self._processes] == [0] * len(self._processes), text
+        return text
+
+
+def become(words: list[str], env: dict[str, str], folder: str, *outputs: str) -> None:
     """In the fork: `outputs` become standard output and error."""
+    os.chdir(folder)
     for descriptor, path in enumerate(outputs, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # several processes write to it
         os.dup2(file, descriptor)

@@ -26,6 +26,8 @@ from everstep.state.disk import Checkpoints
 from everstep.train.keeping import Keeping, SaveFailed
 from everstep.train.saving import Saving
 
+pytestmark = pytest.mark.timeout(180)  # each session starts a vault, which other work on the machine may delay
+
 DATA = torch.randn(60, 8, generator=torch.Generator().manual_seed(3))
 
 
@@ -76,7 +78,7 @@ class Script:
 
 
 def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.001)

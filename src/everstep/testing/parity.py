@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep.control.journal import Follower
 from everstep.core import events as e
 from everstep.core.errors import UsageError
 from everstep.core.formation import Stage
@@ -154,19 +153,8 @@ class LiveJob(LocalRun):
         self.scenario = scenario
         self.num_struck = 0
         self.began_s = 0.0  # when it was whole for the first time
-        self._seen: list[e.Entry] = []
-        self._follower: Follower | None = None
 
     # What it tells --------------------------------------------------------------------------------------
-
-    def entries(self) -> list[e.Entry]:
-        """Each line is read once: this asks often, on the machine whose job it looks at."""
-        path = self.run_dir / "journal.jsonl"
-        if self._follower is None and path.exists():
-            self._follower = Follower(path)
-        if self._follower is not None:
-            self._seen += self._follower.new()
-        return self._seen
 
     def names(self) -> dict[str, str]:
         """Of the nodes, by their own."""

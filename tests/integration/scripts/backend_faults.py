@@ -106,14 +106,12 @@ def leave(folder: str) -> None:
         dist.all_reduce(x)
         if rank == 3:
             return  # the end of a script, without a destroy_process_group()
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
+        until, over = time.monotonic() + 1.5, torch.zeros(1)
+        while not over:
             dist.all_reduce(x, group=rest)
             time.sleep(0.05)
-            flag = torch.tensor([float(time.monotonic() >= until)])
-            dist.broadcast(flag, 0, group=rest)
-            if flag:
-                break
+            over = torch.tensor([float(time.monotonic() >= until)])
+            dist.broadcast(over, 0, group=rest)  # one clock decides for all
         began = time.monotonic()
         broken(lambda: dist.all_reduce(x), rank=rank, began=began)
         dist.destroy_process_group()
