@@ -162,7 +162,8 @@ def plays_and_slides(page: Page) -> None:
     """From before the first step to the end, and back to a moment in between."""
     expect(page.locator("#mode")).to_have_text("recorded")
     expect(page.locator("#play")).to_have_text("Pause")  # it plays from the start
-    page.locator("#speed").select_option("10")
+    fastest = page.locator("#speed option").last.get_attribute("value")
+    page.locator("#speed").select_option(fastest)
     expect(page.locator("#play")).to_have_text("Play")
     expect(page.locator(STATUS)).to_have_text("Stopped")
     what = page.locator("#incident-list .what")
