@@ -74,7 +74,7 @@ class Engine:
         self._serving: threading.Thread | None = None
         self._unreachable: LinkError | None = None
         self._committed_s = 0.0
-        self._gap_s = -1.0
+        self._gap_s = self._late_s = -1.0
         self._resumed_in = 0  # epoch of the last commit here
         self._stage = Stage.WARMING
         self._epoch = 0
@@ -454,12 +454,13 @@ class Engine:
     # What is told ---------------------------------------------------------------------------------------
 
     def _note_commit(self, streams: tuple[Stream, ...]) -> None:
-        now = time.monotonic()
-        changed = self._note_dealing(streams)
+        now, changed = time.monotonic(), self._note_dealing(streams)
+        gap_s = now - self._committed_s if self._committed_s else -1.0
         if self._resumed_in != self._epoch:
-            self._resumed_in = self._epoch
-            self._gap_s = now - self._committed_s if self._committed_s else -1.0
-            changed = True
+            self._resumed_in, self._gap_s, changed = self._epoch, max(gap_s, self._late_s), True
+            self._late_s = -1.0
+        elif not self.in_epoch():  # what a fault held up is committed after all
+            self._late_s = gap_s
         if changed:
             self._tell()
         self._committed_s = now
