@@ -35,7 +35,7 @@ def processes(events: Events) -> dict[int, Events]:
     found: dict[int, Events] = {}
     for place in {event["pid"] for event in events if event["pid"] > 1}:
         pid = 0
-        for event in sorted((x for x in events if x["pid"] == place and x["ph"] != "M"), key=_end):
+        for event in sorted((x for x in events if x["pid"] == place and x["ph"] != "M"), key=_order):
             if event["name"].endswith(" began"):
                 pid = event["args"]["pid"]
             found.setdefault(pid, []).append(event)
@@ -44,6 +44,11 @@ def processes(events: Events) -> dict[int, Events]:
 
 def _end(event: dict[str, Any]) -> float:
     return float(event["ts"] + event.get("dur", 0))
+
+
+def _order(event: dict[str, Any]) -> tuple[float, bool]:
+    """What a process was in ends in the nanosecond in which it does itself."""
+    return round(_end(event), 3), event["name"].startswith("ended")
 
 
 def steps(events: Events) -> list[int]:
