@@ -79,6 +79,10 @@ def test_a_member_that_is_stopped_is_left_behind(tmp_path: Path) -> None:
         assert stopped not in run.until_members(4).values()
         run.stop()
         assert HANG_S - 0.5 < (run.pause_after(moment, 100) or 0.0) < HANG_S + SOON_S
+        closed = run.events(e.IncidentClosed)[0]
+        assert HANG_S - 0.5 < closed.downtime_s < HANG_S + SOON_S, (
+            "also where the step it held up was committed after all"
+        )
         run.check()
 
 
