@@ -31,11 +31,16 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _interruptible() -> None:
+    """Whoever runs the tests in the background of a shell ignores SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[int, str, subprocess.Popen[str]]]:
     """Its port, what it said, and its process."""
     command = [sys.executable, "-m", "everstep", *arguments, "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_interruptible)
     assert process.stderr is not None
     try:
         said = process.stderr.readline()
