@@ -4,9 +4,11 @@ need is imported once. `run` is `subprocess.run` of a script in a fork of it, `R
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
+import random
 import runpy
 import socket
 import subprocess
@@ -66,9 +68,7 @@ class Ranks:
     """
 
     def __init__(self, folder: Path, script: Path, *args: str, size: int = 2) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(_free_port())
         env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": "0"}
         self._output = folder / "output.txt"
@@ -92,9 +92,18 @@ class Ranks:
         """What they wrote; they must end well."""
         for process in self._processes:
             process.join(timeout_s)
-        text = self._output.read_text()
-        assert [process.exitcode for process in self._processes] == [0] * len(self._processes), text
+        text, codes = self._output.read_text(), [process.exitcode for process in self._processes]
+        assert codes == [0] * len(codes), f"exit codes {codes}; {text}"
         return text
+
+
+def _free_port() -> int:
+    """Not one that the kernel may give to a connection of another test before it is used."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def become(words: list[str], env: dict[str, str], folder: str, *outputs: str) -> None:
