@@ -80,7 +80,7 @@ class Cluster:
         for launcher in self.launchers:
             with contextlib.suppress(AssertionError):  # it is killed then
                 launcher.wait()
-            launcher.__exit__()
+            launcher.__exit__(None, None, None)
 
     def steps(self) -> dict[int, list[dict[str, float]]]:
         """By process: the steps that it committed."""

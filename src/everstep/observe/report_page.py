@@ -109,11 +109,11 @@ def _figures(report: Report, amounts: Amounts) -> str:
     logged = [(name, value) for name, value in _by_weight(report.metrics) if value is not None][:1]
     cards = [
         ("Wall time", duration(report.wall_s), plural(report.accelerators, "accelerator")),
-        ("Steps", _steps(report), f"{duration(report.step_s)} each" if report.step_s else ""),
+        ("Steps", _steps(report), f"{duration(report.step_s)} each at the end" if report.step_s else ""),
         *((name, charts.number(value), "at the end") for name, value in logged),
         ("Failures", f"{report.num_failures:,}", f"of {plural(report.num_incidents, 'incident')}"),
-        ("Stood still", duration(report.downtime_s), "without a step, in all"),
-        ("ETTR", percent(report.ettr), "of the wall time were new steps"),
+        ("Stood still", duration(report.downtime_s), "without a step, by incidents"),
+        ("ETTR", percent(report.ettr), "effective training time, of the wall time"),
         amounts.card("Incidents cost", report.incidents_accelerator_hours),
         amounts.card("Whole job", report.accelerator_hours),
     ]
