@@ -15,8 +15,8 @@ RULE_WIDTH = 78
 # What to do next, by an incident's first culprit's cause or by its kind; the first that fits is printed.
 ADVICE = {
     "out-of-memory": "Give the node more memory, or let the job use less: fewer loader workers, a smaller batch.",
-    "signal": "Neither Everstep nor the kernel sent it. Look for who sends signals on {node}: scheduler, administrator, "
-    "a guard of memory such as systemd-oomd, a script.",
+    "signal": "Neither Everstep nor the kernel sent it. Look for who sends signals on {node}: scheduler, "
+    "administrator, a guard of memory such as systemd-oomd, a script.",
     "stopped": "Somebody or something on {node} sent SIGSTOP, or a debugger is attached.",
     "left-early": "Look whether rank {rank} gets less data than the others, or returns on a condition of its own.",
     "unfinished": "The script, or a library, calls os._exit. Let it end by returning or by sys.exit.",
