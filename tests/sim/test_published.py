@@ -43,3 +43,10 @@ VARUNA = sorted({(model, period) for model in p.MODELS for period in p.PERIODS} 
 def test_varuna_in_oobleck_s_artifact(model: str, period: str) -> None:
     result = p.simulate(*p.oobleck(model, "varuna", period))
     assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "varuna", period), rel=0.01)
+
+
+@pytest.mark.parametrize("period", p.PERIODS)
+@pytest.mark.parametrize("model", ["BERT-large", "GPT-2-ours"])
+def test_bamboo_in_oobleck_s_artifact(model: str, period: str) -> None:
+    result = p.simulate(*p.oobleck(model, "bamboo", period))
+    assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "bamboo", period), rel=0.003)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from everstep.core.decisions import Action
 from everstep.observe.view import Bucket
@@ -15,6 +16,9 @@ from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Pace, Progress, Save
 from everstep.sim.scenario import Job, Saves, Scenario
 from everstep.sim.workload import Pipeline
+
+if TYPE_CHECKING:
+    from everstep.sim.roles import Roles
 
 # With fewer nodes, after this action: whole replicas count, or every node.
 LAWS = {Action.SHRINK: "replicas", Action.REROUTE: "reroute", Action.TAKE_OVER: "take-over"}
@@ -41,6 +45,7 @@ class Books:
         self.pauses: list[tuple[Bucket, float]] = []  # what it is, until when
         self.law = "replicas"
         self.slow: dict[int, float] = {}  # node -> how much slower it makes the job
+        self.roles: Roles | None = None  # of a job in whole pipelines
         self.booked_s = 0.0
         self.steps_redone = 0
         self.stalled_s = 0.0  # of time, in saves
@@ -60,6 +65,8 @@ class Books:
     def working(self) -> int:
         """Nodes that take part in steps."""
         fleet = self.fleet
+        if self.roles is not None:
+            return self.roles.working
         return fleet.whole_replicas * fleet.per_replica if self.current_law == "replicas" else fleet.present
 
     @property
@@ -69,14 +76,14 @@ class Books:
     def can_run(self) -> bool:
         if self.current_law == "replicas":
             return self.fleet.whole_replicas >= self.job.min_replicas
-        return self.fleet.present >= self.job.min_nodes and self.step_s() > 0
+        return self.fleet.present >= max(self.job.min_nodes, self.job.pipeline_nodes) and self.step_s() > 0
 
     def step_s(self) -> float:
         """With the nodes of now, without anybody slow; 0: there can be none."""
         fleet, job = self.fleet, self.job
         match self.current_law:
             case "table":
-                rate = rate_of(job, fleet.present)
+                rate = rate_of(job, self.roles.formed if self.roles is not None else fleet.present)
                 return job.samples_per_step / rate if rate else 0.0
             case "nodes":
                 return self.full_step_s * fleet.seats / fleet.present if fleet.present else 0.0
@@ -102,12 +109,17 @@ class Books:
     def pace(self) -> Pace:
         if self._pace is None:
             base_s = self.step_s()
-            slow = max((f for n, f in self.slow.items() if self.fleet.seat_of(n) >= 0), default=1.0)
+            slow = max((f for n, f in self.slow.items() if self._takes_part(n)), default=1.0)
             self._pace = Pace(base_s * self.redundancy() * slow, base_s * self.working * self.per_node)
         return self._pace
 
+    def _takes_part(self, node: int) -> bool:
+        return self.fleet.seat_of(node) >= 0 and (self.roles is None or node in self.roles.holder)
+
     def redundancy(self) -> float:
-        """How much longer a step takes for being made twice in part."""
+        """How much longer a step takes for being made twice in part. A table of rates holds what that always costs."""
+        if self.roles is not None:
+            return self.system.after_fault if self.roles.slowed else 1.0
         helps = self.current_law == "take-over" and self.fleet.missing
         return self.system.slowdown * (self.system.after_fault if helps else 1.0)
 
@@ -169,7 +181,9 @@ class Books:
 
 def shape(job: Job) -> tuple[int, int]:
     """Stages and micro-batches of a replica."""
-    return (job.pipeline.stages, job.pipeline.micro_batches) if job.pipeline else (job.stages, job.micro_batches)
+    if job.pipeline is not None:
+        return job.pipeline.stages, job.pipeline.micro_batches
+    return max(job.stages, job.pipeline_nodes), job.micro_batches
 
 
 def rate_of(job: Job, nodes: int) -> float:

@@ -25,6 +25,7 @@ from everstep.sim.chance import Chance, exponential
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Save
 from everstep.sim.result import Gathered, Result
+from everstep.sim.roles import Forming
 from everstep.sim.scenario import Failures, Fault, Scenario, seconds_of, system
 from everstep.sim.slow import SlowNodes
 from everstep.sim.telling import Sink, Teller
@@ -76,6 +77,7 @@ class Engine:
         slots = self._seat_trace() if self.changes else self.cluster.standbys
         self.books = Books(scenario, self.system, self.fleet, slots)
         self.asked = Asked(scenario, self.system, self.books)
+        self.forming = Forming(self)
         self.slow = SlowNodes(self)
         self.got = Gathered()
         self.open: dict[str, Incident] = {}
@@ -218,14 +220,16 @@ class Engine:
             self.say(e.NodeLost(name(node), "", NodeLoss.LEFT if alive else NodeLoss.SILENT))
             if for_s is not None:
                 self.clock.after(for_s, self.back, node)
+        strikes = bool(seats) and self.forming.lost(nodes)
         self.books.changed()
-        if seats:
+        if strikes:
             kind = "drain" if alive else "node-lost"
             self._respond(kind, nodes, cause, seats)
 
     def replace(self, node: int, action: Action) -> None:
         """All live: it gives its seat up to a standby in a planned change, and is repaired."""
         self.fleet.lose(node)
+        self.forming.lost([node])
         self.books.slow.pop(node, None)
         self.say(e.NodeLost(name(node), "", NodeLoss.LEFT))
         self.clock.after(self.cluster.repair_s, self.back, node)
@@ -238,7 +242,7 @@ class Engine:
         seats = [self.fleet.seat_of(node) for node in seated]
         if seated and self.asked.decide(kind, seats, len(seats)).action is Action.STOP:
             self.take_out(seated, cause, self.cluster.soft_repair_s)
-        elif seated:
+        elif seated and self.forming.lost(seated):
             self._respond(kind, seated, cause, seats, places=len(seats))
 
     def _corrupt(self, node: int, mark: Save) -> None:
@@ -296,7 +300,7 @@ class Engine:
         self.got.incidents[kind] += 1
         self.open[incident.id] = incident
         loses = self.strategy.loses == "step" and not incident.alive and not self.books.holds
-        self.teller.seen(lost=loses and self.books.phase is Phase.RUN)
+        self.teller.seen(lost=loses and self.books.phase is Phase.RUN and not self.forming.keeps_step)
         blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8])
         self.say(e.IncidentOpened(incident.id, kind, blame, cause))
         self.act(incident, self.decided(incident, seats, places, name(nodes[0])), mark)
@@ -318,6 +322,8 @@ class Engine:
         if action is Action.LEAVE:
             self._close(incident, "left")
             return
+        if action is Action.TAKE_OVER and self.forming.takes_over(incident):
+            return
         down_s = self._seconds(action)
         loses = self.strategy.loses == "step" and not incident.alive
         if loses and self.books.phase is Phase.RUN and not self.books.holds:
@@ -330,7 +336,7 @@ class Engine:
         else:
             down_s += self._fill()
         self.books.changed()
-        self._after(incident, action, down_s)
+        self.recover(incident, action, down_s)
 
     def _fill(self) -> float:
         """Standbys take the empty seats; the time to wire them in."""
@@ -339,7 +345,7 @@ class Engine:
         books.changed()
         return self.cluster.rewire_s if seated and self.cluster.optical else 0.0
 
-    def _after(self, incident: Incident, action: Action, down_s: float) -> None:
+    def recover(self, incident: Incident, action: Action, down_s: float) -> None:
         detect_s = 0.0 if incident.alive else self.strategy.detect_s
         if incident.kind == "hang":
             detect_s = self.strategy.hang_detect_s or detect_s
@@ -402,14 +408,18 @@ class Engine:
             return
         self.settle()
         self.books.phase, self.books.pauses = Phase.RUN, []
+        self.forming.form()
         if self.open:
             self.teller.epoch += 1
             self.teller.form()
             self._saves_soon()
-        for incident in list(self.open.values()):
-            self._close(incident, "recovered")
+        self.close_all()
         if self.fleet.missing and self.fleet.standbys:
             self.grow()
+
+    def close_all(self) -> None:
+        for incident in list(self.open.values()):
+            self._close(incident, "recovered")
 
     def _saves_soon(self) -> None:
         saves = self.scenario.saves
@@ -439,10 +449,11 @@ class Engine:
         self.say(e.NodeJoined(name(node), "", "", self.cluster.accelerators_per_node))
         for item in self.sources:
             item.renewed(node, self.now)
-        if self.books.phase is Phase.RUN and self.fleet.missing:
-            self.grow()
-        elif self.books.phase is Phase.WAIT:
+        waits_for_role = self.forming.joined()
+        if self.books.phase is Phase.WAIT:
             self._come()
+        elif not waits_for_role and self.books.phase is Phase.RUN and self.fleet.missing:
+            self.grow()
 
     def _come(self) -> None:
         """The job waited for this; or it begins."""

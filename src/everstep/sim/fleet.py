@@ -35,6 +35,10 @@ class Fleet:
         """-1: the seat is empty."""
         return self._holder.get(seat, seat)
 
+    def seated(self) -> list[int]:
+        """All with a seat, by their numbers."""
+        return sorted(self.holder(seat) for seat in range(self.seats) if seat not in self.missing)
+
     @property
     def present(self) -> int:
         return self.seats - len(self.missing)

@@ -89,6 +89,10 @@ class Progress:
         if self.saving:
             self._saved(now + self.stall_s - self.stalled_s)
 
+    def step_ends_s(self, pace: Pace) -> float:
+        """Seconds until the step under way is made, after the save under way."""
+        return (self.stall_s - self.stalled_s if self.saving else 0.0) + (1 - self.part) * pace.step_s
+
     def save_next(self) -> None:
         """A save follows the next step, whatever the interval says."""
         self.urgent = bool(self.every)

@@ -40,6 +40,7 @@ class Cluster(Group, frozen=True):
     rewire_s: Seconds = 10.0  # that takes so long (SYSTEMS section 6)
     repair_s: Seconds = 3600.0  # until a broken node, or another one in its place, is there
     soft_repair_s: Seconds = 0.0  # the same, when the machine itself is sound
+    ready: tuple[str, ...] = ()  # with job.pipeline_nodes: nodes of the trace, in the order of their first roles
 
 
 class Job(Group, frozen=True):
@@ -56,6 +57,7 @@ class Job(Group, frozen=True):
     micro_batches: Positive = 1
     law: Literal["action", "replicas", "nodes", "table"] = "action"  # action: as what was done about it implies
     samples_per_s: dict[str, float] = msgspec.field(default_factory=dict)  # with law = "table": by number of nodes
+    pipeline_nodes: Count = 0  # with law = "table": only whole pipelines of so many nodes work, the others wait
     fixed: bool = False  # the number of members may not change
     session: bool = True  # steps are watched and made again; else workers only stop and start together
     pipeline: Pipeline | None = None
@@ -126,6 +128,7 @@ class Strategy(Group, frozen=True):
     overlap: Literal["again", "queue"] = "again"  # a fault in a recovery: it begins anew, or another one follows
     spared: bool = False  # no faults count while one is detected: the downtime of the closed forms
     after_fault: float = 0.0  # instead of the preset's slow-down of whoever computes for a dead neighbour
+    idle_slows: bool = False  # so does the loss of a node without a role, until all form anew: Bamboo's simulator
     meanwhile: bool = (
         False  # the job works on at its old pace until what follows is ready, as Oobleck's artifact has it
     )
@@ -215,6 +218,7 @@ def check(scenario: Scenario) -> None:
         raise UsageError(f"job.min_replicas = {job.min_replicas}: more than job.replicas = {job.replicas}")
     if job.law == "table" and not job.samples_per_s:
         raise UsageError("job.samples_per_s: with job.law = 'table', give samples a second by number of nodes")
+    _check_whole_pipelines(scenario)
     for name in (*job.samples_per_s, *(n for table in scenario.strategy.seconds_by_nodes.values() for n in table)):
         if not name.isdigit():
             raise UsageError(f"{name!r}: expected a number of nodes as key")
@@ -228,6 +232,19 @@ def check(scenario: Scenario) -> None:
     system(scenario)
     if job.pipeline is not None:
         job.pipeline.peak_bytes()
+
+
+def _check_whole_pipelines(scenario: Scenario) -> None:
+    if scenario.job.pipeline_nodes:
+        if scenario.job.law != "table" or scenario.strategy.meanwhile:
+            raise UsageError("job.pipeline_nodes: it needs job.law = 'table', and no strategy.meanwhile")
+        return
+    for where, given in (
+        ("cluster.ready", scenario.cluster.ready),
+        ("strategy.idle_slows", scenario.strategy.idle_slows),
+    ):
+        if given:
+            raise UsageError(f"{where}: it needs job.pipeline_nodes")
 
 
 def _check_failures(where: str, item: Failures, cluster: Cluster) -> None:
