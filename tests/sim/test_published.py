@@ -33,8 +33,8 @@ def test_oobleck_in_its_artifact(model: str, period: str) -> None:
     assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "oobleck", period), rel=0.001)
 
 
-# Where a save is overtaken by a loss the artifact takes ten steps back, also such as were saved since: these four
-# are off by more than 1 %, and benchmarks/simulator.py says by how much.
+# Whether a save counts the artifact decides by the order of an unsorted heap, and if not it takes ten steps back, also
+# such as were saved since: these four are off by more than 1 %, and benchmarks/simulator.py says by how much.
 OFF = {("BERT-large", "30m"), ("BERT-large", "10m"), ("GPT-3-6_7b", "30m"), ("GPT-3-6_7b", "10m")}
 VARUNA = sorted({(model, period) for model in p.MODELS for period in p.PERIODS} - OFF)
 

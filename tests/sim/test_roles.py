@@ -63,8 +63,8 @@ def test_a_stage_that_is_lost_with_its_copy_makes_all_restart(second: str, resta
 
 
 def test_who_goes_while_all_meet_makes_them_meet_again() -> None:
-    """They meet at 16.5, and again at 20, when five are left: steps of 10 s from 30 on."""
-    assert run(SEVEN + "12000,remove,b\n20000,remove,g", 30 + 20.1).steps == 3 + 2
+    """They meet at 16.5, and again at 20, when five are left: steps of 10 s from 30 on, not 26.5."""
+    assert run(SEVEN + "12000,remove,b\n20000,remove,g", 30 + 17).steps == 3 + 1
 
 
 def test_first_roles_by_readiness_later_ones_by_number() -> None:
