@@ -42,6 +42,7 @@ def test_a_range_is_typed_as_people_say_it(browser: Browser, opened: list[Watche
         assert found == said
         night, day = [NINE - 36000, 4000], [NINE - 86400, 36000 + 86400]  # until 00:06:40, until 19:00 of the next day
         assert page.evaluate(READ, ["23:50 - 0:05", *night])[0] == [3000, 3900]
+        assert page.evaluate(READ, ["23:50 - 23:58", *night])[0] == [3000, 3480]
         assert page.evaluate(READ, ["18:30 - 6:00", *day])[0] == [34200, 75600]
         assert page.evaluate(READ, ["9:10 - 9:20", 0, 4000]) == "refused"  # a simulated job has no time of day
         assert page.evaluate(AXIS, [NINE - 30, 0, 200, 60]) == ["09:00", "09:01", "09:02"]
@@ -83,7 +84,8 @@ def test_all_charts_show_the_range_and_the_address_keeps_it(browser: Browser, op
         field.press("Enter")
         expect(page.get_by_role("alert").filter(has_text="Not understood")).to_be_visible()
         expect(field).to_have_attribute("aria-invalid", "true")
-        page.locator("#charts-title").click()
+        field.press("Escape")
+        expect(page.locator("#range-wrong")).to_be_hidden()
         page.keyboard.press("0")
         expect(field).to_have_value("")
         expect(page.locator("#range-wrong")).to_be_hidden()

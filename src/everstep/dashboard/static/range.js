@@ -65,7 +65,7 @@ export class Span {
     const linked = new URLSearchParams(location.search).get("range") ?? "";
     const [, from, to] = linked.match(/^([\d.]+)-([\d.]+)$/) ?? [];
     if (Number(to) > Number(from)) this.chosen = [Number(from), Number(to)];
-    else if (Number(linked) > 0) this.chosen = Number(linked);
+    else if (/^[\d.]+$/.test(linked) && Number(linked) > 0) this.chosen = Number(linked);
   }
 
   choose(span) {
@@ -121,6 +121,7 @@ export class RangeField {
     });
     this.field.addEventListener("change", () => this.take());
     this.field.addEventListener("input", () => this.refuse(false));
+    this.field.addEventListener("keydown", (event) => event.key === "Escape" && this.giveUp());
     id("earlier").addEventListener("click", () => span.move(-1));
     id("later").addEventListener("click", () => span.move(1));
     id("wider").addEventListener("click", () => span.widen());
@@ -141,6 +142,12 @@ export class RangeField {
     this.span.choose(chosen);
     const [from, to] = this.span.range();
     announce(chosen === null ? "charts show the whole job" : `charts show ${duration(to - from)}`);
+  }
+
+  giveUp() {
+    this.field.value = this.said;
+    this.refuse(false);
+    this.field.blur();
   }
 
   refuse(wrong) {
