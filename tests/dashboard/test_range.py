@@ -107,3 +107,21 @@ def test_a_bucket_is_hidden_from_the_chart(browser: Browser, opened: list[Watche
         name.press("Enter")
         expect(lost).to_contain_text("straggler loss 1.20")
         page.goto("about:blank")
+
+
+def test_from_an_incident_to_the_charts_around_it(browser: Browser, opened: list[Watched]) -> None:
+    with Server(canned.small()) as server:
+        page = show(browser, opened, server.url, "/#/incident/i2", width=360, timezone="UTC")
+        page.set_viewport_size({"width": 360, "height": 400})  # the charts are further down
+        link = page.get_by_role("link", name="charts around it")
+        copied = link.get_attribute("href")
+        link.click()
+        expect(page.locator("#charts-title")).to_be_in_viewport()
+        expect(page.locator("#incident")).to_be_hidden()
+        assert page.url == f"{server.url}/{copied}"
+        text = page.locator("#range").input_value()
+        assert text.startswith("14:17:1")
+        page.goto("about:blank")
+        page.goto(f"{server.url}/{copied}")  # as somebody to whom it was sent
+        expect(page.locator("#range")).to_have_value(text)
+        page.goto("about:blank")

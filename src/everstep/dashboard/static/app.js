@@ -34,7 +34,7 @@ new Incidents(store);
 new Lists(store);
 new Controls(store);
 const timebar = new TimeBar(store);
-const page = new IncidentPage(store);
+const page = new IncidentPage(store, span);
 
 let scrolled = 0; // where the overview was left
 
@@ -48,6 +48,7 @@ function route() {
   if (!wanted) {
     page.close();
     if (before) scrollTo(0, scrolled);
+    if (location.hash === "#/charts") id("charts-title").scrollIntoView();
     return;
   }
   page.open(decodeURIComponent(wanted[1]));

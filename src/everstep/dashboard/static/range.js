@@ -8,6 +8,7 @@ const UNITS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
 const PART = /(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*/g;
 const CLOCK = /^(\d{1,2}):(\d{2})(?::(\d{2}))?$/;
 const SHORTEST_S = 0.01;
+const BINS_AROUND = 30; // of the finest curve, before and after an incident
 
 /** "15m", "last 15 minutes", "1 h 30 min" -> seconds; NaN: it is no length of time. */
 export function lengthOf(text) {
@@ -57,6 +58,9 @@ export function rangeText(chosen, wall) {
   return `${say(chosen[0])} – ${say(chosen[1])}`;
 }
 
+/** As it stands in the address. */
+export const rangeQuery = (chosen) => [chosen].flat().map((s) => +s.toFixed(2)).join("-");
+
 export class Span {
   constructor(store) {
     this.store = store;
@@ -102,11 +106,18 @@ export class Span {
     this.choose([begin, begin + width]);
   }
 
+  /** This time, and as much before and after it; enough for a curve. */
+  around(from, to) {
+    const bins = Object.values(this.store.view.series).map((curve) => curve.every_s);
+    const pad = Math.max(to - from, bins.length ? BINS_AROUND * Math.min(...bins) : 0);
+    return [Math.max(0, from - pad), Math.max(from + 1, Math.min(this.end, to + pad))];
+  }
+
   keep() {
     const url = new URL(location.href);
     const { chosen } = this;
     if (chosen === null) url.searchParams.delete("range");
-    else url.searchParams.set("range", (Array.isArray(chosen) ? chosen : [chosen]).map((s) => +s.toFixed(2)).join("-"));
+    else url.searchParams.set("range", rangeQuery(chosen));
     history.replaceState(history.state, "", url);
   }
 }
