@@ -287,7 +287,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.title == "Stage":
         options["textMode"] = "name"
     if panel.kind == "bargauge":
-        options |= {"orientation": "horizontal", "namePlacement": "left"}
+        sizes = {"titleSize": 13, "valueSize": 13}  # else few bars have names too large to be read whole
+        options |= {"orientation": "horizontal", "namePlacement": "left", "text": sizes}
     if panel.most is not None:
         defaults["max"] = panel.most
     return {
