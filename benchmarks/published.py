@@ -162,16 +162,29 @@ def _as_queued(text: str) -> tuple[str, list[str]]:
     return "\n".join(lines), came[4]
 
 
+def tears(losses: int) -> list[int]:
+    """Which switches, each of them after a loss, make a save fail in the artifact.
+
+    Of a save that begins it asks whether the end of it comes before any loss in the list of its binary heap of events:
+    in that order, not by time. When a loss comes first the answer is right. When the switch comes first, the end moves
+    up from the last place to just below it, to the left of the losses or to the right of them: right if the number of
+    events (the switch, the end and the losses to come) begins with 11 in binary. When what comes first is the step that
+    the switch cut off, that number is the same: either no loss has followed, or the switch that follows it waits too.
+    """
+    return [lost for lost in range(1, losses + 1) if f"{losses - lost + 2:b}".startswith("11")]
+
+
 def oobleck_expected(model: str, name: str, period: str) -> float:
     return float(_json("oobleck_expected.json")["results"][model][name][f"traces/{period}.csv"])
 
 
 def oobleck(model: str, name: str, period: str) -> tuple[dict[str, Any], dict[str, str]]:
     """A scenario and its trace. In the artifact nodes need 45 s to come, the job works on at its old pace until what
-    follows is ready, Varuna's restart time holds the save that follows its first step, and a save takes as long again
-    until it counts."""
+    follows is ready, times are whole milliseconds, Varuna's restart time holds the save that follows its first step, a
+    save takes as long again until it counts, and one that fails takes ten steps back."""
     key, samples, reform_s, restart_s, save_s, rendezvous_s = MODELS[model]
     rates = _json("oobleck_throughput.json")["tables"][name].get(f"{key}_simulate_step_delta:tputs", [])
+    rates = [samples / (int(samples / rate * 1000) / 1000) if rate else rate for rate in rates]  # steps of whole ms
     text = (TRACES / f"oobleck-{period}.csv").read_text(encoding="utf-8")
     until_s = max(int(line.split(",")[0]) for line in text.split()) / 1000 - 0.001  # its last removal is not played
     tree: dict[str, Any] = {
@@ -198,10 +211,12 @@ def oobleck(model: str, name: str, period: str) -> tuple[dict[str, Any], dict[st
         tree["job"]["start_s"] = 45 + restart_s - save_s
         tree["strategy"] = {"actions": ["restart-workers"], "seconds": {"restart-workers": restart_s - save_s}}
         tree["saves"] = {
-            "every_steps": 10, "stall_s": save_s, "durable_s": save_s, "after_restart": True, "aligned": True
+            "every_steps": 10, "stall_s": save_s, "durable_s": save_s, "after_restart": True, "aligned": True,
+            "failed_undoes": 10,
         }  # fmt: skip
+        tree["strategy"]["tears"] = tears(text.count("remove"))
         if model == "BERT-large":
             left = {str(n - 1): seconds - save_s for n, seconds in BERT_RESTART_S.items()}
             tree["strategy"]["seconds_by_nodes"] = {"restart-workers": left}
-    tree["strategy"] |= {"preset": name, "meanwhile": True}
+    tree["strategy"] |= {"preset": name, "meanwhile": True, "overlap": "stands"}
     return tree, {"trace": text}

@@ -50,12 +50,15 @@ class Books:
         self.steps_redone = 0
         self.stalled_s = 0.0  # of time, in saves
         self._pace: Pace | None = None
+        self._base_s = 0.0  # of it, without anybody slow
         self.holds = scenario.strategy.meanwhile  # the pace of before, until the switch
 
     def changed(self) -> None:
         """Nodes, law or slow ones are others than before."""
         if not self.holds:
             self._pace = None
+        elif self._pace is not None:  # of those who are left
+            self._pace = self._pace_of(self._base_s)
 
     def switched(self) -> None:
         """What was prepared takes over."""
@@ -108,10 +111,13 @@ class Books:
 
     def pace(self) -> Pace:
         if self._pace is None:
-            base_s = self.step_s()
-            slow = max((f for n, f in self.slow.items() if self._takes_part(n)), default=1.0)
-            self._pace = Pace(base_s * self.redundancy() * slow, base_s * self.working * self.per_node)
+            self._base_s = self.step_s()
+            self._pace = self._pace_of(self._base_s)
         return self._pace
+
+    def _pace_of(self, base_s: float) -> Pace:
+        slow = max((f for n, f in self.slow.items() if self._takes_part(n)), default=1.0)
+        return Pace(base_s * self.redundancy() * slow, base_s * self.working * self.per_node)
 
     def _takes_part(self, node: int) -> bool:
         return self.fleet.seat_of(node) >= 0 and (self.roles is None or node in self.roles.holder)
@@ -139,6 +145,8 @@ class Books:
             self._book(Bucket.WAITING, self.total_nodes - standbys - self.fleet.present, span_s)
         else:
             self._book(Bucket.WAITING, self.total_nodes - standbys, span_s)
+        if self.phase is not Phase.RUN:
+            self.progress.last_s = now
         self.booked_s = now
 
     def _book(self, bucket: Bucket, nodes: int, span_s: float) -> None:
@@ -170,6 +178,10 @@ class Books:
     def undo_part(self) -> None:
         """The step under way is made again."""
         self.buckets.move(Bucket.PRODUCTIVE, Bucket.REDONE, self.progress.drop_part())
+
+    def save_fails(self, now: float) -> int:
+        """The one under way, if there is one; steps that are made again."""
+        return self.roll_back(now) if self.progress.failing(now) else 0
 
     def roll_back(self, now: float, to: Save | None = None) -> int:
         """To what is durable: steps that are made again."""
@@ -211,4 +223,5 @@ def _progress(system: Preset, saves: Saves | None, step_s: float) -> Progress:
     every = saving.every_steps
     if not every and saving.every_s:
         every = max(1, round((saving.every_s - saving.cost_s) / step_s))
-    return Progress(every, saving.cost_s, saves.durable_s if saves else 0.0, bool(saves and saves.aligned))
+    saves = saves or Saves()
+    return Progress(every, saving.cost_s, saves.durable_s, saves.aligned, saves.failed_undoes)

@@ -28,6 +28,7 @@ from everstep.sim.result import Gathered, Result
 from everstep.sim.roles import Forming
 from everstep.sim.scenario import Failures, Fault, Scenario, seconds_of, system
 from everstep.sim.slow import SlowNodes
+from everstep.sim.switching import Switching
 from everstep.sim.telling import Sink, Teller
 from everstep.sim.traces import Change, read
 
@@ -79,6 +80,7 @@ class Engine:
         self.asked = Asked(scenario, self.system, self.books)
         self.forming = Forming(self)
         self.slow = SlowNodes(self)
+        self.switching = Switching(self)
         self.got = Gathered()
         self.open: dict[str, Incident] = {}
         self.token = 0  # of the pause whose end is awaited
@@ -107,6 +109,7 @@ class Engine:
         while self.books.phase is not Phase.ENDED and self.clock.step(until):
             self.teller.look()
         self.settle()
+        self.books.save_fails(self.now)
         self.teller.seen()
         self.say(e.JobEnded(0, "simulated time is over" if self.books.phase is not Phase.ENDED else "stopped"))
         return self.got.result(self)
@@ -320,7 +323,7 @@ class Engine:
             self.books.phase = Phase.ENDED
             return
         if action is Action.LEAVE:
-            self._close(incident, "left")
+            self.close(incident, "left")
             return
         if action is Action.TAKE_OVER and self.forming.takes_over(incident):
             return
@@ -352,7 +355,7 @@ class Engine:
         incident.detected_s = detect_s
         if self.strategy.meanwhile and self.books.can_run():
             self._saves_soon()
-            self.clock.after(detect_s + down_s, self._switch, incident)
+            self.switching.prepare(incident, detect_s + down_s)
             return
         if action is Action.RESCHEDULE:
             self.resumes, self.needs_all = action, True
@@ -409,6 +412,7 @@ class Engine:
         self.settle()
         self.books.phase, self.books.pauses = Phase.RUN, []
         self.forming.form()
+        self.switching.formed()
         if self.open:
             self.teller.epoch += 1
             self.teller.form()
@@ -419,22 +423,14 @@ class Engine:
 
     def close_all(self) -> None:
         for incident in list(self.open.values()):
-            self._close(incident, "recovered")
+            self.close(incident, "recovered")
 
     def _saves_soon(self) -> None:
         saves = self.scenario.saves
         if saves is not None and saves.after_restart:
             self.books.progress.save_next()
 
-    def _switch(self, incident: Incident) -> None:
-        """What was made ready while the job worked on takes over. The step under way is lost."""
-        self.settle()
-        self.books.progress.release(self.now)
-        self.books.undo_part()
-        self.books.switched()
-        self._close(incident, "recovered")
-
-    def _close(self, incident: Incident, outcome: str) -> None:
+    def close(self, incident: Incident, outcome: str) -> None:
         self.open.pop(incident.id, None)
         down_s = self.now - incident.opened_s
         if outcome == "recovered":

@@ -97,7 +97,7 @@ class Gathered:
         samples = books.progress.steps * engine.job.samples_per_step
         days = max(1, int(scenario.until_s / DAY_S))
         per_day = Counter(self.days[day] for day in range(days))
-        under_way_s = books.progress.part * books.pace().step_s if books.phase.name == "RUN" else 0.0
+        under_way_s = wall_s - books.progress.last_s if books.phase.name == "RUN" else 0.0
         training_s = max(wall_s - under_way_s - engine.job.start_s, 1e-9)
         return Result(
             scenario.name, scenario.strategy.preset, scenario.seed, wall_s,

@@ -73,6 +73,9 @@ class Saves(Group, frozen=True):
     durable_s: Seconds = 0.0  # from the end of the stall
     after_restart: bool = False  # one more after the first step
     aligned: bool = False  # at step numbers, however often one was saved between
+    # One that a loss, a switch of strategy.tears or the end of the run overtakes fails and takes the job back to the
+    # newest one, or to where it was so many steps before if that is further back. 0: only a loss takes it back.
+    failed_undoes: Count = 0
 
 
 class Failures(Group, frozen=True):
@@ -125,13 +128,16 @@ class Strategy(Group, frozen=True):
     slow_detect_s: Seconds = 60.0
     silent_detect_s: Seconds = 3600.0
     loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only
-    overlap: Literal["again", "queue"] = "again"  # a fault in a recovery: it begins anew, or another one follows
+    # A fault in a recovery: it begins anew, or another one follows; or with `meanwhile`, the next switch takes all, the
+    # one after that finds nobody, and the job stands until one that follows another loss.
+    overlap: Literal["again", "queue", "stands"] = "again"
     spared: bool = False  # no faults count while one is detected: the downtime of the closed forms
     after_fault: float = 0.0  # instead of the preset's slow-down of whoever computes for a dead neighbour
     idle_slows: bool = False  # so does the loss of a node without a role, until all form anew: Bamboo's simulator
-    meanwhile: bool = (
-        False  # the job works on at its old pace until what follows is ready, as Oobleck's artifact has it
-    )
+    # The job works on at its old pace until what follows is ready, as Oobleck's artifact has it; and which switches to
+    # that, by their numbers from 1 on, make the save under way fail, as does the end of the step that they cut off.
+    meanwhile: bool = False
+    tears: tuple[Positive, ...] = ()
 
 
 class Scenario(Group, frozen=True):
@@ -219,6 +225,7 @@ def check(scenario: Scenario) -> None:
     if job.law == "table" and not job.samples_per_s:
         raise UsageError("job.samples_per_s: with job.law = 'table', give samples a second by number of nodes")
     _check_whole_pipelines(scenario)
+    _check_switches(scenario)
     for name in (*job.samples_per_s, *(n for table in scenario.strategy.seconds_by_nodes.values() for n in table)):
         if not name.isdigit():
             raise UsageError(f"{name!r}: expected a number of nodes as key")
@@ -245,6 +252,14 @@ def _check_whole_pipelines(scenario: Scenario) -> None:
     ):
         if given:
             raise UsageError(f"{where}: it needs job.pipeline_nodes")
+
+
+def _check_switches(scenario: Scenario) -> None:
+    strategy, saves = scenario.strategy, scenario.saves or Saves()
+    if strategy.overlap == "stands" and not strategy.meanwhile:
+        raise UsageError("strategy.overlap = 'stands': it needs strategy.meanwhile")
+    if strategy.tears and not (strategy.meanwhile and saves.failed_undoes):
+        raise UsageError("strategy.tears: it needs strategy.meanwhile and saves.failed_undoes")
 
 
 def _check_failures(where: str, item: Failures, cluster: Cluster) -> None:
