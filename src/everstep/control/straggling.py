@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from everstep.control.job import Job
-from everstep.control.slowness import Slowness
+from everstep.control.slowness import Slowness, patience_s, worth
 from everstep.core import events as e
 from everstep.core.config import Straggler as Settings
 from everstep.core.types import Blame, EpochPlan, NodeProgress, StacksAsked, Verdict
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from everstep.detect.straggler import Finding, Straggler
 
 DETECTOR = "everstep.detect.straggler"  # imports numpy: not before there is something to judge
-LEAST_S = 0.01  # a worker that loses less than this in a step is not worth an incident
 SAMPLES = 3  # stacks of a slow worker, one with each heartbeat: one alone may show it between two slow parts
 MOST_STEPS = 512  # waiting for members that tell nothing of them
 
@@ -206,12 +205,12 @@ class StragglerWatch:
         if place in self._open or place in self._pending:
             return []
         typical_s = _typical_s(told)
-        if place is not EVERYBODY and finding.slowdown * typical_s < LEAST_S:
+        if place is not EVERYBODY and not worth(finding.slowdown, typical_s):
             assert self._detector is not None
             self._detector.forget(finding.member)  # it may become worse
             return []
-        lasted_s = (finding.step - finding.since) * typical_s
-        self._pending[place] = Pending(finding, now + self._settings.lasts_s - lasted_s)
+        wait_s = patience_s(finding.step - finding.since, typical_s, self._settings.lasts_s)
+        self._pending[place] = Pending(finding, now + wait_s)
         return []
 
     def _due(self, now: float) -> Iterator[e.Record]:

@@ -26,6 +26,7 @@ from everstep.sim.workload import Pipeline
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Factor = Annotated[float, msgspec.Meta(ge=1)]
 DAY_S = 86400.0
+OTHERS_SLOW_S, OTHERS_SILENT_S = 60.0, 3600.0  # until other systems notice: assumed, as none published it
 
 
 class Cluster(Group, frozen=True):
@@ -58,6 +59,9 @@ class Job(Group, frozen=True):
     samples_per_s: dict[str, float] = msgspec.field(default_factory=dict)  # with law = "table": by number of nodes
     fixed: bool = False  # the number of members may not change
     session: bool = True  # steps are watched and made again; else workers only stop and start together
+    jitter: Share = 0.0  # 19 of 20 steps of a member differ by at most this with the lengths of its sequences
+    noise: Share = 0.014  # standard deviation of a member's own time that its lengths do not explain
+    compare_s: Seconds = 0.1  # a fingerprint of a member's state, for comparing replicas
     pipeline: Pipeline | None = None
 
 
@@ -119,9 +123,10 @@ class Strategy(Group, frozen=True):
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
-    hang_detect_s: Seconds = 0.0  # of a hang, instead
-    slow_detect_s: Seconds = 60.0
-    silent_detect_s: Seconds = 3600.0
+    # Instead of asking the detectors of detect/. They are our own: without a number, other systems take OTHERS_..., and detect_s.
+    hang_detect_s: Seconds | None = None
+    slow_detect_s: Seconds | None = None
+    silent_detect_s: Seconds | None = None
     loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only
     overlap: Literal["again", "queue"] = "again"  # a fault in a recovery: it begins anew, or another one follows
     spared: bool = False  # no faults count while one is detected: the downtime of the closed forms
