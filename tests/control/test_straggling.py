@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -77,6 +78,8 @@ def test_a_slow_worker_is_one_incident_until_it_is_well_again() -> None:
     assert opened.kind == "slow"
     assert [(b.rank, b.node, b.cause) for b in opened.culprits] == [(1, "node1", "slow-compute")]
     assert "rank 1 on node1 is slow in compute" in opened.why
+    cost = re.search(r"all wait for it: a step takes (\d+) % longer than without that", opened.why)
+    assert cost is not None and int(cost[1]) == pytest.approx(100 * judged.slowdown, abs=6)
     assert job.asked == [("node1", StacksAsked("S001", 1, (0,), alive=True))] * SAMPLES
     (closed,) = job.run(40)
     assert isinstance(closed, e.IncidentClosed)
@@ -86,6 +89,16 @@ def test_a_slow_worker_is_one_incident_until_it_is_well_again() -> None:
     _, opened = job.run(20, only(1))
     assert isinstance(opened, e.IncidentOpened)
     assert opened.incident == "S002" and "2 times so far on this node" in opened.why
+
+
+def test_a_slow_worker_that_nobody_waits_for_is_said_to_cost_nothing() -> None:
+    """Rank 0 has half as much work again in every step; rank 1 becomes 30 % slower, and is still not the last."""
+    job = Job()
+    job.run(40, only(0))
+    told = job.run(20, lambda step, rank: [0.05, 0.03, 0.0][rank])
+    (opened,) = (record for record in told if isinstance(record, e.IncidentOpened))
+    assert [blame.rank for blame in opened.culprits] == [1]
+    assert opened.why.endswith("so far nobody waits for it: others take as long")
 
 
 def test_pauses_that_go_around_are_told_and_nobody_is_blamed() -> None:

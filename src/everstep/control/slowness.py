@@ -18,7 +18,6 @@ from everstep.plan.barred import of_slow
 from everstep.plan.escalation import Climb, bear, climbed, ladder, lost_to, watched
 from everstep.plan.policy import Situation
 
-
 LEAST_S = 0.01  # a worker that loses less than this in a step is not worth an incident
 
 

@@ -23,9 +23,10 @@ from everstep.sim.asked import Asked
 from everstep.sim.books import LAWS, Books, Phase
 from everstep.sim.chance import Chance, exponential
 from everstep.sim.fleet import Fleet
+from everstep.sim.planned import strike
 from everstep.sim.progress import Save
 from everstep.sim.result import Gathered, Result
-from everstep.sim.scenario import Failures, Fault, Scenario, seconds_of, system
+from everstep.sim.scenario import Failures, Scenario, seconds_of, system
 from everstep.sim.sensing import Senses
 from everstep.sim.silent import Flips
 from everstep.sim.slow import SlowNodes
@@ -105,7 +106,7 @@ class Engine:
         for item in self.sources:
             item.begin(0.0)
         for fault in self.scenario.faults:
-            self.clock.at(fault.at_s, self._fault, fault)
+            self.clock.at(fault.at_s, strike, self, fault)
         self.clock.at(0.0, self._sample, until / SAMPLES)
         self.teller.look()
         while self.books.phase is not Phase.ENDED and self.clock.step(until):
@@ -130,13 +131,15 @@ class Engine:
     def after_steps(self, goal: int, call: Callable[..., None], *args: object) -> None:
         """Once the job has made so many steps."""
         self.settle()
-        progress, step_s = self.books.progress, self.books.full_step_s
+        books, progress = self.books, self.books.progress
         if progress.steps >= goal:
             call(*args)
             return
-        wait_s = min(step_s, LATER_S)
-        if self.books.phase is Phase.RUN:
-            wait_s = max(goal - progress.steps - progress.part, 0.01) * self.books.pace().step_s
+        wait_s = LATER_S
+        if books.phase is Phase.RUN:
+            wait_s = max(goal - progress.steps - progress.part, 0.01) * books.pace().step_s
+        elif books.phase is Phase.PAUSE and books.pauses:
+            wait_s = max(books.pauses[-1][1] - self.now, 0.01)
         self.clock.after(wait_s, self.after_steps, goal, call, *args)
 
     def _sample(self, every_s: float) -> None:
@@ -187,40 +190,9 @@ class Engine:
         elif kind == "maintenance":
             self.take_out(victims, cause, origin.spec.lasts_s, alive=True)
         elif is_transient(cause):
-            self._crashed(victims, cause, "hang" if cause == "hang" else "crash")
+            self.crashed(victims, cause)
         else:
             self.take_out(victims, cause, self.cluster.repair_s)
-
-    def _fault(self, fault: Fault) -> None:
-        """One that the scenario has written down."""
-        self.settle()
-        node = fault.node
-        if node in self.fleet.out:
-            return
-        wait_s = self._early(fault)
-        if wait_s:
-            self.clock.after(wait_s, self._fault, fault)
-            return
-        self.got.failed(self.now, 1, fault.kind)
-        match fault.kind:
-            case "node-lost":
-                self.take_out([node], fault.kind, self.cluster.repair_s)
-            case "slow":
-                self.slow.began(node, fault.slowdown, fault.lasts_s)
-            case "corrupt":
-                self.flips.struck(node, otherwise_s=0.0)
-            case _:
-                self._crashed([node], fault.kind, "hang" if fault.kind == "hang" else "crash")
-
-    def _early(self, fault: Fault) -> float:
-        """Seconds after which to look again whether it is due; 0: it is."""
-        steps = fault.at_step - self.books.progress.steps
-        if steps > 0:
-            return max(steps, 0.5) * self.books.full_step_s
-        whole = self.books.phase is Phase.RUN and not self.fleet.missing and not self.books.slow
-        whole = whole and not self.flips.awaited
-        whole = whole and len(self.fleet.standbys) >= self.cluster.standbys
-        return self.books.full_step_s if fault.whole and not whole else 0.0
 
     def _spared(self) -> bool:
         """The downtime of the closed forms: nothing fails in it."""
@@ -251,8 +223,9 @@ class Engine:
         rewire_s = self._fill()
         self.pause([(Bucket.RECOVERY, self._seconds(action) + rewire_s)])
 
-    def _crashed(self, nodes: Sequence[int], cause: str, kind: str = "crash") -> None:
-        """Only processes died. Who can only replace nodes does that."""
+    def crashed(self, nodes: Sequence[int], cause: str) -> None:
+        """Only processes died, or hang. Who can only replace nodes does that."""
+        kind = "hang" if cause == "hang" else "crash"
         seated = [node for node in nodes if self.fleet.seat_of(node) >= 0]
         seats = [self.fleet.seat_of(node) for node in seated]
         if seated and self.asked.decide(kind, seats, len(seats)).action is Action.STOP:

@@ -45,7 +45,7 @@ class Told(NamedTuple):
 
 
 def told(crew: Crew, slowdown: float, healthy: int, seed: float) -> Told | None:
-    """Of a member that takes `slowdown` times as long after so many steps without anybody slow. None: it is not told."""
+    """Of a member that takes `slowdown` times as long after so many steps with nobody slow. None: it is not told."""
     own_s, tokens, squares = _steps(crew, healthy + MOST_STEPS, seed)
     detector = Straggler(crew.members, Options(least=crew.least))
     nothing = np.zeros(crew.members)

@@ -123,7 +123,7 @@ class Strategy(Group, frozen=True):
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
-    # Instead of asking the detectors of detect/. They are our own: without a number, other systems take OTHERS_..., and detect_s.
+    # Instead of asking the detectors of detect/, which are our own: other systems take OTHERS_..., hangs detect_s.
     hang_detect_s: Seconds | None = None
     slow_detect_s: Seconds | None = None
     silent_detect_s: Seconds | None = None

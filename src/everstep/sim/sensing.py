@@ -8,11 +8,12 @@ later faults of the same kind draw from that: cost grows with distinct faults. F
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from everstep.core.config import Straggler
 from everstep.core.errors import UsageError
 from everstep.detect import corrupt
+from everstep.detect.timeouts import LEARN_STEPS
 from everstep.plan.checking import PROFILE_STEPS, SKIP_STEPS
 from everstep.plan.checking import Pace as Comparing
 from everstep.sim.chance import Chance, Stream, below
@@ -25,17 +26,11 @@ if TYPE_CHECKING:
 TRIALS = 5  # of each distinct fault
 SAMPLE = 64  # members that stand for all
 WATCHED = (64, 32, 16, 0)  # steps that the detector has seen before; in between counts as the lower one
-SETTLED = 5  # steps after which nobody counts as new to the hang detector
+MADE = (LEARN_STEPS, 2, 1, 0)  # the same of steps since somebody began anew, for the hang detector
+MEMBERS = 3  # that hang: one that is stuck, and some that wait for it
 
 Fault = tuple[object, ...]
 Outcome = TypeVar("Outcome")
-
-
-class Found(NamedTuple):
-    """What a comparison showed. `named`: places in `suspects` that are known to be wrong at once."""
-
-    suspects: tuple[int, ...]
-    sure: bool
 
 
 class Senses:
@@ -68,10 +63,10 @@ class Senses:
 
     def hang(self, step_s: float, made: int) -> Stood:
         """How long everybody stands still until it is judged; `made`: steps since somebody began anew."""
-        rounded_s, settled = float(f"{step_s:.2g}"), min(max(0, made), SETTLED)
-        members, jitter = min(4, self._members), self._job.jitter
-        fault = ("hang", members, rounded_s, jitter, settled)
-        return self._tried(fault, lambda seed: stood(members, rounded_s, jitter, settled, Stream(seed)))
+        rounded_s, steps = float(f"{step_s:.2g}"), next(n for n in MADE if n <= max(0, made))
+        members, jitter = min(MEMBERS, self._members), self._job.jitter
+        fault = ("hang", members, rounded_s, jitter, steps)
+        return self._tried(fault, lambda seed: stood(members, rounded_s, jitter, steps, Stream(seed)))
 
     def compared_every(self, step_s: float) -> int:
         """Steps from one comparison of the replicas' states to the next."""
@@ -89,10 +84,9 @@ class Senses:
         return kept[below(self._chance, TRIALS)]
 
 
-def compared(replicas: int) -> Found | None:
+def compared(replicas: int) -> corrupt.Odd | None:
     """What replicas' fingerprints say when the first one's state is wrong; None: there is nothing to compare."""
-    odd = corrupt.odd([2, *[1] * (replicas - 1)])
-    return Found(odd.roles, odd.sure) if odd else None
+    return corrupt.odd([2, *[1] * (min(replicas, MEMBERS) - 1)])
 
 
 def named_by_redo(step: int, wrong_since: int) -> tuple[int, ...]:

@@ -55,9 +55,7 @@ class Flips:
         others = (fleet.holder(n % fleet.seats) for n in range(seat + fleet.per_replica, seat + fleet.seats))
         return [other for other in others if other >= 0][:1] if seat >= 0 else []
 
-    def _found(
-        self, node: int, mark: Save, suspects: list[int] | None = None, since: int = 0, at: int = 0
-    ) -> None:
+    def _found(self, node: int, mark: Save, suspects: list[int] | None = None, since: int = 0, at: int = 0) -> None:
         """A healthy copy heals it, or all go back to before it: what was made since is worthless."""
         engine = self.engine
         engine.settle()

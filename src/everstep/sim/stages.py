@@ -24,8 +24,11 @@ def growth(pipeline: Pipeline, replicas: int, slow: range, factor: float) -> flo
         ratio = (pipeline.micro_batches * factor + ahead) / (pipeline.micro_batches + ahead)
     else:
         ratio = _path_s(pipeline, slow, factor) / _path_s(pipeline, slow, 1.0)
-    passes_s, step_s = pipeline.played(pipeline.micro_batches).makespan_s, pipeline.step_s(replicas, replicas)
-    return 1.0 + (ratio - 1.0) * passes_s / step_s  # nobody reduces or updates more slowly
+    after_s = pipeline.after_s(replicas)  # nobody reduces or updates more slowly
+    if not after_s:
+        return ratio
+    passes_s = pipeline.played(pipeline.micro_batches).makespan_s
+    return (passes_s * ratio + after_s) / (passes_s + after_s)
 
 
 def _path_s(pipeline: Pipeline, slow: range, factor: float) -> float:

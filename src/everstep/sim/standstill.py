@@ -16,6 +16,7 @@ from everstep.sim.chance import Chance, below
 
 SETTLED = LEARN_STEPS + 3  # steps that teach the limit, of an epoch that nobody is new in
 REPORTS = 40  # a step, at most: of long ones fewer tell as much
+NEW_REPORT_S = 2.0  # while somebody is new the limit is that of the first step, half an hour
 TAIL = 1.96  # deviations within which 19 of 20 lie
 
 
@@ -59,7 +60,7 @@ class _Crew:
 
 def stood(members: int, step_s: float, jitter: float, made: int, chance: Chance) -> Stood:
     """One of `members` stands still `made` steps after somebody began anew; SETTLED and more: nobody is new."""
-    report_s = max(Control().heartbeat_s, step_s / REPORTS)
+    report_s = max(Control().heartbeat_s if made >= LEARN_STEPS else NEW_REPORT_S, step_s / REPORTS)
     stuck = below(chance, members)
     crew = _Crew(members, report_s)
     for _ in range(made if made < LEARN_STEPS else SETTLED):
