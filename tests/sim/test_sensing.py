@@ -62,8 +62,25 @@ def test_a_verdict_is_the_detector_s_and_is_told_once_it_has_lasted() -> None:
     assert result.actions["evict-node"] == 1 and not result.unnoticed
 
 
-def test_three_percent_among_thirty_go_unnoticed() -> None:
-    result, said = played(job={"jitter": 0.3}, faults=fault("slow", slowdown=1.03, lasts_s=5000.0))
+def test_a_slow_down_has_to_last_for_as_long_as_in_a_live_job() -> None:
+    _, said = played(job={"step_s": 0.5}, faults=fault("slow", slowdown=1.5, lasts_s=1000.0))
+    assert 10.0 < opened(said)[0] < 15.0, "a few steps are enough to be sure, and [straggler] lasts_s are 10 s"
+
+
+def test_the_same_seed_hears_the_same_of_the_detectors() -> None:
+    faults = {
+        "job": {"noise": 0.1},
+        "failures": [{"kind": "slow", "rate": 3000.0, "slowdown": 1.3}, {"kind": "silent", "rate": 500.0}],
+        "faults": fault("hang"),
+    }
+    (_, one), (_, again), (_, other) = played(7, **faults), played(7, **faults), played(8, **faults)
+    assert one == again != other
+    assert sum(isinstance(event, e.SlowJudged) for _, event in one) > 2
+
+
+@pytest.mark.parametrize(("slowdown", "jitter"), [(1.03, 0.3), (1.07, 0.0)])
+def test_three_percent_among_thirty_and_seven_under_the_threshold_go_unnoticed(slowdown: float, jitter: float) -> None:
+    result, said = played(job={"jitter": jitter}, faults=fault("slow", slowdown=slowdown, lasts_s=5000.0))
     assert not any(isinstance(event, e.IncidentOpened) for _, event in said)
     assert result.unnoticed == {"slow": 1} and result.failures == 1
     assert result.shares["straggler loss"] > 0, "it costs all the same"
