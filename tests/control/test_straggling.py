@@ -162,6 +162,32 @@ def test_who_acts_no_more_is_left_out() -> None:
     assert isinstance(opened, e.IncidentOpened) and opened.culprits[0].rank == 0
 
 
+def test_who_takes_a_place_is_forgotten_alone() -> None:
+    """A slow member stays known while another one is replaced, and the newcomer is judged once it has been seen."""
+    job = Job()
+    job.run(40)
+    (_, opened) = job.run(20, only(2))
+    assert isinstance(opened, e.IncidentOpened)
+    before = len(job.records)
+    job.begin("node0", "node3", "node2", epoch=2)
+    assert not job.run(10, only(2)) and len(job.records) == before, "nothing is closed, and nobody new is slow"
+    (_, other) = job.run(10, lambda step, rank: [0.05, 0.0, 0.05][rank])
+    assert isinstance(other, e.IncidentOpened) and other.culprits[0].node == "node0"
+    job.run(10)
+    newcomer = job.run(20, only(1))[-1]
+    assert isinstance(newcomer, e.IncidentOpened) and newcomer.culprits[0].node == "node3"
+
+
+def test_a_newcomer_among_the_first_steps_is_not_taken_for_who_was_there() -> None:
+    """Its place was three times as slow as the others until it came."""
+    job = Job()
+    job.run(10, only(1, 0.2))
+    job.begin("node0", "node3", "node2", epoch=2)
+    assert not job.run(60)
+    opened = job.run(20, only(1))[-1]
+    assert isinstance(opened, e.IncidentOpened) and opened.culprits[0].node == "node3"
+
+
 def test_a_new_controller_closes_what_it_cannot_follow() -> None:
     job = Job()
     job.run(40)

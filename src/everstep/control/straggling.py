@@ -3,7 +3,8 @@
 What is slow is an incident of kind "slow", from the verdict until the worker is well again; jitter is an alert. What is
 done about a verdict is decided in one place, `StragglerWatch.answer`. A detector, and what it learned, stays as long
 as the job has the same places (node, local rank), over restarts too: what makes a worker slow is as a rule its node's.
-A controller that is replaced begins to learn anew, and says so.
+Of a place that another one takes over only that is forgotten: with thousands of members one is replaced every few
+minutes. A controller that is replaced begins to learn anew, and says so.
 """
 
 from __future__ import annotations
@@ -128,13 +129,26 @@ class StragglerWatch:
         return self._closed([*gone, *self._anew()])
 
     def _anew(self) -> list[e.IncidentClosed]:
-        if self._order.keys() >= set(self._places.values()):
+        """Who takes another's place is forgotten alone. Where more members come than left, all are watched anew."""
+        wanted = set(self._places.values())
+        new = sorted(wanted - self._order.keys())
+        left = [place for place in self._order if place not in wanted]
+        if len(new) <= len(left):
+            for place, gone in zip(new, left, strict=False):
+                self._replace(gone, place)
             return []
         self._order = {place: number for number, (_, place) in enumerate(sorted(self._places.items()))}
         self._detector, self._jitters = None, False
         self._pending.clear()
         closed, self._open = self._open, {}
         return [e.IncidentClosed(slow.incident, "the members changed: watched anew") for slow in closed.values()]
+
+    def _replace(self, gone: Place, place: Place) -> None:
+        """The detector's members stay in their order."""
+        self._order = {place if each == gone else each: number for each, number in self._order.items()}
+        self._pending.pop(gone, None)
+        if self._detector is not None:
+            self._detector.forget(self._order[place])
 
     def saw(self, message: NodeProgress, now: float, ask: Callable[[str, StacksAsked], None]) -> list[e.Record]:
         """One heartbeat of this epoch, of workers that act. `ask` sends a question to a node."""

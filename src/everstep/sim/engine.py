@@ -35,7 +35,7 @@ from everstep.sim.traces import Change, read
 
 KEEPS_GAP = {Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.REPARTITION}  # nobody takes the seat
 GOES_BACK = {Action.RESTART, Action.ROLL_BACK}
-NEW_PROCESSES = {Action.RESTART, Action.RESPAWN, Action.RESCHEDULE}
+NEW_PROCESSES = {Action.RESTART, Action.RESPAWN, Action.RESCHEDULE, Action.PROMOTE}
 LATER_S = 60.0  # something else is under way: look again
 SAMPLES = 240  # points of the curves over time
 FIXED = "replicas"  # the law of a job with all its nodes: a replica that loses one is out
@@ -202,11 +202,9 @@ class Engine:
 
     def take_out(self, nodes: Sequence[int], cause: str, for_s: float | None, *, alive: bool = False) -> None:
         """Nodes leave, for some time or for good. What that means for the job depends on the seats they had."""
-        seats = []
+        seats = [seat for node in nodes if (seat := self.fleet.lose(node)) >= 0]
         for node in nodes:
-            seat = self.fleet.lose(node)
-            self.slow.left(node, seat)
-            seats += [seat] if seat >= 0 else []
+            self.slow.left(node)
             self.say(e.NodeLost(name(node), "", NodeLoss.LEFT if alive else NodeLoss.SILENT))
             if for_s is not None:
                 self.clock.after(for_s, self.back, node)
@@ -217,7 +215,8 @@ class Engine:
 
     def replace(self, node: int, action: Action) -> None:
         """All live: it gives its seat up to a standby in a planned change, and is repaired."""
-        self.slow.left(node, self.fleet.lose(node))
+        self.fleet.lose(node)
+        self.slow.left(node)
         self.say(e.NodeLost(name(node), "", NodeLoss.LEFT))
         self.clock.after(self.cluster.repair_s, self.back, node)
         rewire_s = self._fill()

@@ -23,21 +23,19 @@ if TYPE_CHECKING:
     from everstep.sim.engine import Engine
 
 LATER_S = 60.0  # something else is under way, or nobody could take its place: look again
-ANEW = "the members changed: watched anew"
+MANY = 1000  # steps: the detector has learned what it can
 
 
 class Spell(msgspec.Struct):
-    """A node's slow phase. `number`: nodes are slow more than once, and are watched anew in a phase."""
+    """A node's slow phase. `number`: nodes are slow more than once."""
 
     number: int
-    first: int  # the number that it began with
     since: int  # steps when it began
     believed: float = 0.0  # how many times as long it takes, as the verdict has it; 0: there is none
     phase: str = "compute"
     after: int = -1  # steps that it took to be sure; -1: not known
     incident: str = ""
     opened_s: float = 0.0
-    noticed: bool = False  # at any time
 
 
 class SlowNodes:
@@ -52,22 +50,19 @@ class SlowNodes:
         self._fixed_s = engine.strategy.slow_detect_s
         if self._fixed_s is None and not engine.system.shipped:
             self._fixed_s = OTHERS_SLOW_S
-        self._watched_from = 0  # steps when the detector began
-        self._left: set[int] = set()  # nodes that it knows, without a seat now
+        self._seated: dict[int, int] = {}  # node -> steps when it took its seat
 
     def began(self, node: int, slowdown: float, lasts_s: float) -> None:
         engine = self.engine
         self.count += 1
         engine.books.slow[node] = slowdown
         engine.books.changed()
-        self.spells[node] = Spell(self.count, self.count, engine.books.progress.steps)
+        self.spells[node] = Spell(self.count, engine.books.progress.steps)
         engine.clock.after(lasts_s, self._ended, node, self.count)
-        self._watch(node, self.spells[node], self._seen())
+        self._watch(node, self.spells[node])
 
-    def left(self, node: int, seat: int) -> None:
-        """It is out, so nobody waits for it. `seat`: that it had; -1: none."""
-        if seat >= 0:
-            self._left.add(node)
+    def left(self, node: int) -> None:
+        """It is out, so nobody waits for it."""
         spell = self.spells.pop(node, None)
         self.engine.books.slow.pop(node, None)
         self.engine.books.eased.pop(node, None)
@@ -75,33 +70,18 @@ class SlowNodes:
             self._close(spell, LEFT_ROLE)
 
     def seated(self, nodes: Sequence[int]) -> None:
-        """A detector learns anew when somebody sits there whom it does not know. What it had found is closed."""
-        if self._fixed_s is not None or not nodes:
-            return
-        known = self._left.issuperset(nodes)
-        self._left.difference_update(nodes)
-        if known:
-            return
-        self._left.clear()
-        self._watched_from = self.engine.books.progress.steps
-        for node, spell in list(self.spells.items()):
-            self._close(spell, ANEW)
-            self.count += 1
-            again = msgspec.structs.replace(spell, number=self.count, since=self._watched_from, believed=0.0)
-            self.spells[node] = again
-            self._watch(node, again, 0)
+        """The detector knows nothing yet of who sits down."""
+        for node in nodes:
+            self._seated[node] = self.engine.books.progress.steps
 
-    def _seen(self) -> int:
-        return self.engine.books.progress.steps - self._watched_from
-
-    def _watch(self, node: int, spell: Spell, seen: int) -> None:
+    def _watch(self, node: int, spell: Spell) -> None:
         """Ask the detector what it will say, unless the scenario says when; and plan that."""
         engine, slowdown = self.engine, self.engine.books.slow[node]
         if self._fixed_s is not None:
             spell.believed = slowdown
             engine.clock.after(self._fixed_s, self._found, node, spell.number)
             return
-        told = engine.senses.slow(slowdown, seen)
+        told = engine.senses.slow(slowdown, spell.since - self._seated.get(node, -MANY))
         step_s = engine.books.full_step_s
         if told is None or not worth(told.slowdown, step_s):
             return
@@ -116,14 +96,13 @@ class SlowNodes:
     def _is_slow(self, node: int, number: int) -> bool:
         return node in self.spells and self.spells[node].number == number
 
-    def _ended(self, node: int, first: int) -> None:
-        """Of the phase that began with this number; since then it may have been watched anew."""
-        spell = self.spells.get(node)
-        if spell is not None and spell.first == first:
+    def _ended(self, node: int, number: int) -> None:
+        if self._is_slow(node, number):
             self.engine.settle()
-            if not spell.noticed:
+            spell = self.spells.pop(node)
+            if not spell.incident:
                 self.engine.got.unnoticed["slow"] += 1
-            del self.spells[node], self.engine.books.slow[node]
+            del self.engine.books.slow[node]
             self.engine.books.eased.pop(node, None)
             self.engine.books.changed()
             self._close(spell, "passed")
@@ -132,7 +111,7 @@ class SlowNodes:
         if spell.incident:
             lasted = {"slow": self.engine.now - spell.opened_s}
             self.engine.say(e.IncidentClosed(spell.incident, outcome, -1.0, lasted))
-            spell.incident = ""
+            spell.incident = ""  # once only
 
     def _found(self, node: int, number: int) -> None:
         """The detector is sure. The first rung is due once the phase has cost as much as it would."""
@@ -144,7 +123,7 @@ class SlowNodes:
             blame = (Blame(-1, f"n{node}", "slow"),)
             sure = f" in {spell.phase}, clear after {spell.after} steps" if spell.after >= 0 else ""
             why = f"{spell.believed:.2f} times slower{sure}"
-            spell.incident, spell.opened_s, spell.noticed = f"i{of_run}", engine.now, True
+            spell.incident, spell.opened_s = f"i{of_run}", engine.now
             engine.say(e.IncidentOpened(spell.incident, "slow", blame, why))
             verdict, slowdown = Verdict("slow", blame, why), round(spell.believed - 1, 4)
             steps = engine.books.progress.steps
