@@ -15,6 +15,7 @@ from everstep.sim.buckets import Buckets
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Pace, Progress, Save
 from everstep.sim.scenario import Job, Saves, Scenario
+from everstep.sim.stages import growth
 from everstep.sim.workload import Pipeline
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Books:
         self.phase = Phase.PAUSE
         self.pauses: list[tuple[Bucket, float]] = []  # what it is, until when
         self.law = "replicas"
-        self.slow: dict[int, float] = {}  # node -> how much slower it makes the job
+        self.slow: dict[int, float] = {}  # node -> how many times as long it takes
+        self.eased: dict[int, float] = {}  # slow node that others help -> how many times as long the job takes
         self.roles: Roles | None = None  # of a job in whole pipelines
         self.booked_s = 0.0
         self.steps_redone = 0
@@ -116,11 +118,26 @@ class Books:
         return self._pace
 
     def _pace_of(self, base_s: float) -> Pace:
-        slow = max((f for n, f in self.slow.items() if self._takes_part(n)), default=1.0)
+        slow = max((self.grown(n, f) for n, f in self.slow.items() if self._takes_part(n)), default=1.0)
         return Pace(base_s * self.redundancy() * slow, base_s * self.working * self.per_node)
 
     def _takes_part(self, node: int) -> bool:
         return self.fleet.seat_of(node) >= 0 and (self.roles is None or node in self.roles.holder)
+
+    def grown(self, node: int, factor: float) -> float:
+        """How many times as long a step takes when this node takes `factor` times as long for its part.
+
+        Without stages all wait for it all the time. With them the critical path tells, with all replicas present.
+        """
+        if node in self.eased:
+            return self.eased[node]
+        stages, micro_batches = shape(self.job)
+        if stages == 1 or factor == 1:
+            return factor
+        pipeline = self.job.pipeline or Pipeline(stages=stages, micro_batches=micro_batches)
+        fleet, place = self.fleet, self.fleet.seat_of(node) % self.fleet.per_replica
+        first, end = (n * stages // fleet.per_replica for n in (place, place + 1))
+        return growth(pipeline, fleet.replicas, range(first, max(end, first + 1)), factor)
 
     def redundancy(self) -> float:
         """How much longer a step takes for being made twice in part. A table of rates holds what that always costs."""

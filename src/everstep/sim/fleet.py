@@ -95,12 +95,12 @@ class Fleet:
         if not self.broken[replica]:
             del self.broken[replica]
 
-    def fill(self) -> int:
-        """Seat standbys wherever they fit; how many."""
-        seated = 0
+    def fill(self) -> list[int]:
+        """Seat standbys wherever they fit; who."""
+        seated = []
         for seat in sorted(self.missing):
             node = self.fits(seat)
             if node >= 0:
                 self.sit(node, seat)
-                seated += 1
+                seated.append(node)
         return seated

@@ -26,6 +26,7 @@ from everstep.sim.workload import Pipeline
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Factor = Annotated[float, msgspec.Meta(ge=1)]
 DAY_S = 86400.0
+OTHERS_SLOW_S, OTHERS_SILENT_S = 60.0, 3600.0  # until other systems notice: assumed, as none published it
 
 
 class Cluster(Group, frozen=True):
@@ -60,6 +61,9 @@ class Job(Group, frozen=True):
     pipeline_nodes: Count = 0  # with law = "table": only whole pipelines of so many nodes work, the others wait
     fixed: bool = False  # the number of members may not change
     session: bool = True  # steps are watched and made again; else workers only stop and start together
+    jitter: Share = 0.0  # 19 of 20 steps of a member differ by at most this with the lengths of its sequences
+    noise: Share = 0.014  # standard deviation of a member's own time that its lengths do not explain
+    compare_s: Seconds = 0.1  # a fingerprint of a member's state, for comparing replicas
     pipeline: Pipeline | None = None
 
 
@@ -124,9 +128,10 @@ class Strategy(Group, frozen=True):
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
-    hang_detect_s: Seconds = 0.0  # of a hang, instead
-    slow_detect_s: Seconds = 60.0
-    silent_detect_s: Seconds = 3600.0
+    # Instead of asking the detectors of detect/, which are our own: other systems take OTHERS_..., hangs detect_s.
+    hang_detect_s: Seconds | None = None
+    slow_detect_s: Seconds | None = None
+    silent_detect_s: Seconds | None = None
     loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only
     # A fault in a recovery: it begins anew, or another one follows; or with `meanwhile`, the next switch takes all, the
     # one after that finds nobody, and the job stands until one that follows another loss.
