@@ -81,6 +81,7 @@ PURE = (
     "src/everstep/control/seats.py",
     "src/everstep/control/slowness.py",
     "src/everstep/control/ticks.py",
+    "src/everstep/control/urgency.py",
     "src/everstep/control/verdicts.py",
     "src/everstep/dashboard/guard.py",
     "src/everstep/observe/cases.py",
