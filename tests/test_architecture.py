@@ -94,6 +94,7 @@ PURE = (
     "src/everstep/observe/places.py",
     "src/everstep/observe/progress.py",
     "src/everstep/observe/report.py",
+    "src/everstep/observe/unsaved.py",
     "src/everstep/observe/report_page.py",
     "src/everstep/observe/series.py",
     "src/everstep/observe/shares.py",
