@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from told_jobs import folded
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative
@@ -36,17 +37,13 @@ from everstep.observe.view import (
     Series,
     View,
 )
-from everstep.observe.viewer import Viewer
 
 VOID = {"meta", "br"}
 
 
 @pytest.fixture
 def view(journal: list[e.Entry]) -> View:
-    viewer = Viewer()
-    for entry in sorted(journal, key=lambda entry: entry.t_s):
-        viewer.add(entry)
-    return viewer.view
+    return folded(sorted(journal, key=lambda entry: entry.t_s)).view
 
 
 class Page(HTMLParser):
