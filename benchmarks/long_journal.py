@@ -29,6 +29,7 @@ from everstep.core.types import Activity, Blame, Exit, ExitCause, JobSpec, NodeR
 NODES, SLOTS = 125, 8
 STEP_S = 2.0
 SAVE_S = 1800.0
+NEWCOMER_S = 10.0  # until a dead worker's place has a new one; the others go on meanwhile
 WORKERS_S = NODES * SLOTS / 16
 INCIDENTS_A_DAY = 5.0  # ten times Llama 3's rate of unexpected interruptions (419 in 54 days on 16,384 accelerators)
 STREAM = Stream(10**9, 4096, "1234", True, True)
@@ -162,6 +163,7 @@ class LongJob:
         yield e.StageChanged("re-seating", "running")
         yield e.CostLearned("shrink", 0.06)
         yield e.EvidenceSaved(name, (f"incidents/{name}/stacks-{rank}.txt", f"incidents/{name}/log-{rank}.txt"))
+        self.now, self.step = self.now + NEWCOMER_S, self.step + int(NEWCOMER_S / STEP_S)
         yield from self._comes(node, local, exit)
         yield from self._formed(rank, without=False)
 
