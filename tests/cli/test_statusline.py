@@ -112,6 +112,18 @@ def test_what_others_write_scrolls_above_the_row() -> None:
     assert shown == [*(f"line {number}" for number in range(20)), "the end"]
 
 
+def test_a_process_that_is_killed_leaves_the_terminal_as_it_was() -> None:
+    """Its user's shell does not know that only a part of the screen scrolls."""
+    killed = PROGRAM.replace("row.close()", "os.kill(os.getpid(), 9)")
+    code, text = played(killed)
+    screen = Screen()
+    before, mark, after = text.partition("line 19")
+    screen.feed(before + mark)
+    assert code == -9 and screen.bottom == ROWS - 2 and screen.lines[-1].split() == ["row", "19"]
+    screen.feed(after)
+    assert screen.bottom == ROWS - 1 and screen.lines[-3:] == ["line 19", "", ""]
+
+
 def test_no_row_where_a_terminal_cannot_do_it() -> None:
     code, text = played("from everstep.cli.statusline import usable; print(usable(2))", TERM="dumb")
     assert (code, text.strip()) == (0, "False")

@@ -76,6 +76,17 @@ def test_one_step_is_found_without_the_others() -> None:
     assert account.committed == 9
 
 
+def test_the_count_is_that_of_the_steps_and_checks_each_dealing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of weeks has a million steps of thousands of samples: these are not computed for it."""
+    again = (plan(2), formed(4, 3), dealt(4, 3, 6, STREAM, Stream(8, 4, "1", shuffle=False, drop_last=True)), ended(8))
+    for events in ((plan(1),), SHRUNK, (*SHRUNK, *again)):
+        assert told(*events).count() == len(list(told(*events).steps()))
+    share = Sampler.share
+    monkeypatch.setattr(Sampler, "share", lambda self, step, n, role: share(self, step, n, 0 if n == 1 else n - 1))
+    with pytest.raises(LedgerError, match="whose shares are not step 0 in whole"):
+        told(*SHRUNK).count()
+
+
 def test_several_streams_and_none() -> None:
     other = msgspec.structs.replace(STREAM, shuffle=False, global_batch=2)
     account = told(plan(1), formed(1, 2), dealt(1, 2, 0, STREAM, other), ended(2))

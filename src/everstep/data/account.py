@@ -155,6 +155,15 @@ class Account:
             for number in range(span.dealing.first_step, span.end):
                 yield _step(span.dealing, number, samplers)
 
+    def count(self) -> int:
+        """Committed steps, without their samples. Of each span one step is checked: in all others each member's share
+        is the same, so many global batches further on."""
+        spans = self.spans()
+        for dealing in (span.dealing for span in spans):
+            for stream in dealing.streams:
+                _shares(dealing, dealing.first_step, Sampler.of(stream))
+        return sum(max(0, span.end - span.dealing.first_step) for span in spans)
+
     def step(self, number: int) -> Step | None:
         """One of them; None: it is not committed."""
         for span in self.spans():
@@ -172,14 +181,19 @@ def account(entries: Iterable[e.Entry]) -> Account:
 
 
 def _step(dealing: Dealing, number: int, samplers: list[Sampler]) -> Step:
-    """Each position of the step's part of a stream is in exactly one share: that is checked here, not believed."""
     shares: list[tuple[int, ...]] = [()] * dealing.num_members
     for sampler in samplers:
-        parts = [sampler.share(number, dealing.num_members, role) for role in range(dealing.num_members)]
-        if [position for part in parts for position in part] != list(sampler.step_positions(number)):
-            raise LedgerError(f"{_text(dealing)}, whose shares are not step {number} in whole")
+        parts = _shares(dealing, number, sampler)
         shares = [share + sampler.samples(part) for share, part in zip(shares, parts, strict=True)]
     return Step(number, dealing.epoch, tuple(shares))
+
+
+def _shares(dealing: Dealing, number: int, sampler: Sampler) -> list[range]:
+    """Each position of the step's part of a stream is in exactly one share: that is checked here, not believed."""
+    parts = [sampler.share(number, dealing.num_members, role) for role in range(dealing.num_members)]
+    if [position for part in parts for position in part] != list(sampler.step_positions(number)):
+        raise LedgerError(f"{_text(dealing)}, whose shares are not step {number} in whole")
+    return parts
 
 
 def _text(dealing: Dealing) -> str:
