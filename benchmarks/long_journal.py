@@ -20,6 +20,7 @@ from everstep.core import events as e
 from everstep.core.dealing import Dealing, Stream
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.saves import Saves
 from everstep.core.types import Activity, Blame, Exit, ExitCause, JobSpec, NodeReport, WorkerReport
 
@@ -27,6 +28,7 @@ NODES, SLOTS = 125, 8
 STEP_S = 2.0
 SAVE_S = 1800.0
 WORKERS_S = NODES * SLOTS / 16
+LOADS_S = NODES * SLOTS / 5
 INCIDENTS_A_DAY = 5.0  # ten times Llama 3's rate of unexpected interruptions (419 in 54 days on 16,384 accelerators)
 STREAM = Stream(10**9, 4096, "1234", True, True)
 
@@ -34,7 +36,8 @@ STREAM = Stream(10**9, 4096, "1234", True, True)
 class LongJob:
     """`entries(days)` gives (time, epoch, event)."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, loads: bool = True) -> None:
+        self.loads = loads
         self.rng = random.Random(seed)
         self.now = 100.0
         self.job = Job(JobSpec("gpt-30b", NODES - 5, NODES, script="train.py"))
@@ -46,7 +49,7 @@ class LongJob:
         for event in self._begin():
             yield self.now, self.epoch, event
         begun = self.now
-        save_s, workers_s, incident_s = begun + SAVE_S, begun, begun + self._gap()
+        save_s, workers_s, loads_s, incident_s = begun + SAVE_S, begun, begun, begun + self._gap()
         while self.now < begun + days * 86400:
             self.now += 1.0
             self.step = int((self.now - begun) / STEP_S)
@@ -59,6 +62,9 @@ class LongJob:
             if self.now >= workers_s:
                 workers_s += WORKERS_S
                 yield self.now, self.epoch, self._workers()
+            if self.now >= loads_s and self.loads:
+                loads_s += LOADS_S
+                yield self.now, self.epoch, self._loads()
             if self.now >= save_s:
                 save_s += SAVE_S
                 yield from ((self.now, self.epoch, event) for event in self._save())
@@ -79,6 +85,23 @@ class LongJob:
     def _workers(self) -> e.WorkersSeen:
         own_s = tuple(round(self.rng.gauss(1.8, 0.02), 4) for _ in range(NODES * SLOTS))
         return e.WorkersSeen(self.epoch, own_s, tuple(self.rng.randrange(10**10, 2 * 10**10) for _ in own_s))
+
+    def _loads(self) -> e.LoadSeen:
+        rng = self.rng
+
+        def load() -> NodeLoad:
+            workers = tuple(round(rng.gauss(1.4, 0.1), 2) for _ in range(SLOTS))
+            devices = tuple(
+                DeviceLoad(rng.randrange(92, 99), rng.randrange(70000, 75000), 85899, rng.randrange(55, 70))
+                for _ in workers
+            )
+            left, shm = rng.randrange(1_500_000, 1_600_000), rng.randrange(900_000, 1_000_000)
+            net = [round(rng.uniform(0, 400), 1) for _ in range(2)]
+            return NodeLoad(
+                round(sum(workers) + rng.random(), 2), 192, left, 2_027_000, shm, 1_013_500, *net, workers, devices
+            )
+
+        return e.LoadSeen({node: load() for node in self.reports})
 
     # Events ---------------------------------------------------------------------------------------------
 

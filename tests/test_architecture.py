@@ -69,6 +69,7 @@ PURE = (
     "src/everstep/control/following.py",
     "src/everstep/control/job.py",
     "src/everstep/control/lifecycle.py",
+    "src/everstep/control/loads.py",
     "src/everstep/control/membership.py",
     "src/everstep/control/node.py",
     "src/everstep/control/raised.py",

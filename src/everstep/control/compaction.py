@@ -15,8 +15,9 @@ import msgspec
 
 EVERY_S = 10.0
 NEAR_S = 30.0
+RARE_S = {"LoadSeen": 1800.0}  # kinds of which fewer stay
 
-TICKS = frozenset(("StepsSeen", "MetricsSeen", "WorkersSeen"))
+TICKS = frozenset(("StepsSeen", "MetricsSeen", "WorkersSeen", "LoadSeen"))
 # These change nothing: they come and go while all is well.
 ROUTINE = frozenset(("NodeReported", "SaveRequested", "SaveDurable", "CostLearned", "Ticked"))
 
@@ -65,7 +66,7 @@ class _Compaction:
         if math.isnan(self._near_until_s):  # it begins the segment
             self._changed(tick.t_s)
         kept_s = self._kept_s.get(tick.kind, -math.inf)
-        if tick.t_s <= self._near_until_s or not 0 <= tick.t_s - kept_s < EVERY_S:
+        if tick.t_s <= self._near_until_s or not 0 <= tick.t_s - kept_s < RARE_S.get(tick.kind, EVERY_S):
             self._kept_s[tick.kind] = tick.t_s
             return True
         return False

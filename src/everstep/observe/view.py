@@ -12,6 +12,7 @@ import enum
 import msgspec
 
 from everstep.core.decisions import Alternative
+from everstep.core.load import NodeLoad
 from everstep.core.types import Blame, Verdict
 
 # Newest ones that are kept whole; all are counted, and `incident_places` tells where the others are.
@@ -184,6 +185,7 @@ class View(msgspec.Struct):
     metrics: dict[str, float] = {}  # newest values that the script logged
     nodes: list[NodeView] = []
     workers: Workers = msgspec.field(default_factory=Workers)
+    loads: dict[str, NodeLoad] = {}  # newest, by the name of a node
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     incidents: list[IncidentView] = []  # newest last
     num_incidents: int = 0
