@@ -90,7 +90,7 @@ class Watch:
         self.trees = Trees(lambda: self.now_s)
         self.look()
 
-    def look(self, scan: bool = False) -> list[float]:
+    def look(self, scan: bool = False) -> list[int]:
         self.now_s += BURNT_S + 1000 * scan
         found = list(self.trees.sample({k: w.process.pid for k, w in enumerate(self.workers)}))
         if scan:
@@ -100,7 +100,9 @@ class Watch:
 
 
 def about(*shares: float) -> object:
-    return pytest.approx(list(shares), abs=0.12)  # the kernel counts in hundredths of a second
+    return pytest.approx(
+        [round(100 * share) for share in shares], abs=12
+    )  # the kernel counts in hundredths of a second
 
 
 def test_a_worker_is_as_busy_as_it_and_its_children_are(workers: list[Worker]) -> None:
@@ -129,7 +131,7 @@ def test_a_late_child_is_found_and_the_loss_of_a_worker_leaves_the_others(worker
     assert watch.look() == about(1.0, 0.0, 0.0)
     workers[1].kill()
     workers[2].do(f"burn {BURNT_S}")
-    assert watch.look() == about(0.0, -1.0, 1.0)
+    assert watch.look() == about(0.0, -0.01, 1.0)
     workers[1] = Worker()  # in its place
     watch.look()
     workers[1].do(f"burn {BURNT_S}")
@@ -154,7 +156,7 @@ def test_the_sampler_tells_the_node_and_its_workers(workers: list[Worker]) -> No
     sampler.close()
     assert load is not None and len(load.workers) == 3
     assert load.cpus == os.cpu_count() and 0 <= load.memory_share < 1 and 0 < load.shm_free_mb <= load.shm_mb
-    assert load.in_mb_per_s >= 0 and load.out_mb_per_s >= 0
+    assert load.in_kb_per_s >= 0 and load.out_kb_per_s >= 0
 
 
 NVML = """
@@ -165,7 +167,7 @@ int nvmlDeviceGetCount_v2(u *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(u k, void **d) { *d = (void *)(unsigned long)(k + 1); return k > 1; }
 int nvmlDeviceGetHandleByUUID(const char *n, void **d) { *d = (void *)2ul; return strcmp(n, "GPU-b") != 0; }
 int nvmlDeviceGetUtilizationRates(void *d, u *r) { r[0] = 90 + (unsigned long)d; r[1] = 7; return 0; }
-int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { m[0] = 80000000000; m[1] = 1; m[2] = 61000000000; return 0; }
+int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { m[0] = 80000000000; m[2] = 61000000000; return 0; }
 int nvmlDeviceGetTemperature(void *d, int s, u *t) { *t = 61; return d == (void *)2ul ? 15 : 0; }
 """
 
@@ -176,8 +178,8 @@ def test_devices_as_the_management_library_tells_them(tmp_path: Path) -> None:
     (tmp_path / "nvml.c").write_text(textwrap.dedent(NVML), encoding="ascii")
     library = str(tmp_path / "libnvml.so")
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", library, str(tmp_path / "nvml.c")], check=True)
-    first, lost = DeviceLoad(91, 61000, 80000, 61), DeviceLoad(92, 61000, 80000, -1)
-    assert Devices(None, library).sample() == (first, lost)
+    first, lost = DeviceLoad(91, 61000, 61), DeviceLoad(92, 61000, -1)
+    assert Devices(None, library).sample() == (first, lost) and Devices(None, library).memory_mb() == 80000
     assert Devices("1, 0", library).sample() == (lost, first)
     assert Devices("GPU-b,GPU-c,0", library).sample() == (lost,)
     assert Devices("", library).sample() == ()
@@ -195,14 +197,14 @@ def test_the_journal_gets_means_seldom_and_before_an_incident() -> None:
     loads, told = Loads(), []
     for second in range(0, 40, 5):
         for node in ("a", "b"):
-            sample = NodeLoad(float(second), 64, 100 - second, 100, workers=(1.0, -1.0 if second > 10 else 1.0))
+            sample = NodeLoad(second, 64, 100 - second, 100, workers=(100, -1 if second > 10 else 100))
             told += [(second, record) for record in loads.saw(beat(node, sample), float(second))]
         told += [(second + 1, record) for record in loads.saw(beat("a", None), second + 1.0)]
     assert [second for second, _ in told] == [FIRST_S + k * EVERY_S for k in range(4)]
     first, second = told[0][1], told[1][1]
     assert isinstance(first, e.LoadSeen) and isinstance(second, e.LoadSeen)
-    assert first.nodes == dict.fromkeys(("a", "b"), NodeLoad(2.5, 64, 95, 100, workers=(1.0, 1.0)))
-    assert second.nodes["a"] == NodeLoad(12.5, 64, 85, 100, workers=(1.0, -1.0))
+    assert first.nodes == dict.fromkeys(("a", "b"), NodeLoad(2, 64, 95, 100, workers=(100, 100)))
+    assert second.nodes["a"] == NodeLoad(12, 64, 85, 100, workers=(100, -1))
     assert loads.flush(1000.0) == []  # nobody said anything since
     last_s = FIRST_S + 3 * EVERY_S
     assert loads.saw(beat("a", NodeLoad()), last_s + 1) == loads.flush(last_s + LEAST_S - 1) == []
@@ -213,14 +215,14 @@ def test_a_thousand_workers_are_told_of_seldom() -> None:
     loads, times = Loads(), []
     for second in range(0, 1000, 5):
         for node in range(125):
-            sample = NodeLoad(1.0, 64, workers=(1.0,) * 8)
+            sample = NodeLoad(100, 64, workers=(100,) * 8)
             times += [second for _ in loads.saw(beat(f"n{node:03d}", sample), float(second))]
     assert [b - a for a, b in zip(times[1:], times[2:], strict=False)] == [1000 / WORKERS_PER_S] * (len(times) - 2)
 
 
-shares = st.floats(-1, 100).map(lambda share: -1.0 if share < 0 else round(share, 2))
+shares = st.integers(-1, 1000)
 samples = st.builds(
-    NodeLoad, busy_cpus=shares, workers=st.lists(shares, max_size=3).map(tuple), in_mb_per_s=shares, out_mb_per_s=shares,
+    NodeLoad, busy_percent=shares, workers=st.lists(shares, max_size=3).map(tuple), in_kb_per_s=shares,
     devices=st.lists(st.builds(DeviceLoad, st.integers(-1, 100)), max_size=3).map(tuple),
 )  # fmt: skip
 
@@ -228,8 +230,8 @@ samples = st.builds(
 @given(st.lists(samples, min_size=1, max_size=5))
 def test_a_mean_lies_between_its_samples(found: list[NodeLoad]) -> None:
     made = mean(found)
-    known = [sample.busy_cpus for sample in found if sample.busy_cpus >= 0]
-    assert min(known, default=-1) <= made.busy_cpus <= max(known, default=-1)
+    known = [sample.busy_percent for sample in found if sample.busy_percent >= 0]
+    assert min(known, default=-1) <= made.busy_percent <= max(known, default=-1)
     assert len(made.workers) == len(found[-1].workers) and len(made.devices) == len(found[-1].devices)
     for k, (share, now) in enumerate(zip(made.workers, found[-1].workers, strict=True)):
         of = [s.workers[k] for s in found if k < len(s.workers) and s.workers[k] >= 0]

@@ -110,9 +110,8 @@ def long_job(rounds: int) -> Iterator[e.Entry]:
     seats = tuple(Seat(f"{name}/{k}#0", name, "h" * 36, "10.0.0.1:12345") for name in names for k in range(SLOTS))
     yield entry(e.FormationMade(Formation(1, seats, False, 0)))
     step, why = 0, "some words about it, as long as these are " * 8
-    busy = NodeLoad(
-        63.41, 128, 10**6, 10**6, 10**6, 10**6, 123.4, 123.4, (1.25,) * 8, (DeviceLoad(97, 10**5, 10**5, 61),) * 8
-    )
+    devices = (DeviceLoad(97, 10**5, 61),) * 8
+    busy = NodeLoad(6341, 128, 10**6, 10**6, 10**6, 10**6, 10**5, 10**5, (125,) * 8, 10**5, devices)
     others = tuple(Alternative(action, 1.5, why[:100]) for action in Action)
     for number in range(rounds):
         for _ in range(15):
@@ -161,7 +160,7 @@ def test_a_year_with_1000_workers_stays_below_a_megabyte() -> None:
 def test_the_load_of_nodes_outlives_those_that_are_lost(journal: list[e.Entry]) -> None:
     """Whom the newest record does not name is not known; who is lost has none, and the others keep theirs."""
     viewer, last = folded(journal[:-1]), journal[-1]
-    both = e.LoadSeen({"node0": NodeLoad(1.5, 2, workers=(1.0, 0.5)), "node1": NodeLoad(0.1, 2)})
+    both = e.LoadSeen({"node0": NodeLoad(150, 2, workers=(100, 50)), "node1": NodeLoad(10, 2)})
 
     def told(*events: e.AnyEvent) -> dict[str, NodeLoad]:
         for event in events:
@@ -171,8 +170,8 @@ def test_the_load_of_nodes_outlives_those_that_are_lost(journal: list[e.Entry]) 
     assert told(both) == both.nodes
     assert told(e.NodeLost("node1", "inc1", NodeLoss.CLOSED)) == {"node0": both.nodes["node0"]}
     assert len(both.nodes) == 2  # the entry is not touched
-    assert told(e.LoadSeen({"node1": NodeLoad(0.2, 2)})) == {"node1": NodeLoad(0.2, 2)}
-    assert told(last.event, both) == {"node1": NodeLoad(0.2, 2)}  # a job that has ended stays as it was then
+    assert told(e.LoadSeen({"node1": NodeLoad(20, 2)})) == {"node1": NodeLoad(20, 2)}
+    assert told(last.event, both) == {"node1": NodeLoad(20, 2)}  # a job that has ended stays as it was then
 
 
 def test_nodes_that_never_come_back_are_forgotten() -> None:

@@ -38,23 +38,24 @@ class Trees:
         self._before_s = clock()
         self._scan_s = self._before_s
 
-    def sample(self, workers: Mapping[int, int]) -> tuple[float, ...]:
-        """`workers`: local rank -> pid. By local rank: busy processors since the last call, -1 where nobody runs."""
+    def sample(self, workers: Mapping[int, int]) -> tuple[int, ...]:
+        """`workers`: local rank -> pid. By local rank: percent of one processor since the last call, -1 where nobody
+        runs."""
         now_s = self._clock()
         if now_s >= self._scan_s or self._known.keys() != set(workers.values()):
             self._known = descendants(set(workers.values()))
             took_s = self._clock() - now_s
             self._scan_s = now_s + max(SCAN_S, took_s / SCAN_SHARE)
         passed_s, self._before_s = max(now_s - self._before_s, 1e-3), now_s
-        most, boot_s = float(os.cpu_count() or 1), time.clock_gettime(time.CLOCK_BOOTTIME)
-        busy = [-1.0] * (max(workers, default=-1) + 1)
+        most, boot_s = os.cpu_count() or 1, time.clock_gettime(time.CLOCK_BOOTTIME)
+        busy = [-1] * (max(workers, default=-1) + 1)
         after: dict[int, dict[int, ProcessSample]] = {}
         for local_rank, pid in workers.items():
             found = (procfs.sample(each) for each in self._known[pid])
             after[pid] = {each.pid: each for each in found if each is not None}
             if pid in after[pid]:
                 used_s = spent_s(self._before.get(pid, {}), after[pid], passed_s, boot_s)
-                busy[local_rank] = round(min(most, used_s / passed_s), 2)
+                busy[local_rank] = round(100 * min(most, used_s / passed_s))
         self._before = after
         return tuple(busy)
 
@@ -127,11 +128,16 @@ class LoadSampler:
     def _run(self) -> None:
         try:
             trees, devices = Trees(), Devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            device_mb = devices.memory_mb()
             before = machine.counters(time.monotonic())
             while not self._stop.wait(self._every_s):
                 now = machine.counters(time.monotonic())
-                loads, workers = machine.load(before, now), trees.sample(self._pids)
-                self._newest = msgspec.structs.replace(loads, workers=workers, devices=devices.sample())
+                self._newest = msgspec.structs.replace(
+                    machine.load(before, now),
+                    workers=trees.sample(self._pids),
+                    device_mb=device_mb,
+                    devices=devices.sample(),
+                )
                 before, self.used_s = now, time.thread_time()
         except OSError as error:  # no descriptors are left, say: how busy it is is not worth a node
             print(f"everstep: how busy this node is is not known any more: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """How busy a node, its workers and its devices are: what its agent measures, and what the journal keeps of it.
 
-On the wire and in the journal these are arrays without names: the load of a node of eight workers and devices takes 250
-bytes. -1: not known, or not there. `mean` makes one of the samples of a while.
+On the wire and in the journal these are arrays of whole numbers: the load of a node of eight workers and devices takes
+200 bytes. -1: not known, or not there. `mean` makes one of the samples of a while.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ class DeviceLoad(msgspec.Struct, frozen=True, array_like=True):
     """An accelerator."""
 
     busy_percent: int = -1  # of the time in which some kernel ran
-    used_mb: int = -1  # 10^6 bytes
-    memory_mb: int = -1
+    used_mb: int = -1  # of its memory (10^6 bytes)
     celsius: int = -1
 
 
 class NodeLoad(msgspec.Struct, frozen=True, array_like=True):
-    """A machine, and what the agent's job runs on it. Processors and network are those of the whole machine."""
+    """A machine, and what the agent's job runs on it. Processors, memory and network are those of the whole machine."""
 
-    busy_cpus: float = -1.0  # processors that work; 1.5: one, and another one half of the time
+    busy_percent: int = -1  # of one processor: 150 is one, and another one half of the time
     cpus: int = 0
     free_mb: int = -1  # memory that can be had (10^6 bytes), within the limit of the agent's cgroup
     memory_mb: int = 0
     shm_free_mb: int = -1  # of /dev/shm
     shm_mb: int = 0
-    in_mb_per_s: float = -1.0  # network, without what stays within the machine
-    out_mb_per_s: float = -1.0
-    workers: tuple[float, ...] = ()  # by local rank: processors that it and its children keep busy
+    in_kb_per_s: int = -1  # network (10^3 bytes), without what stays within the machine
+    out_kb_per_s: int = -1
+    workers: tuple[int, ...] = ()  # by local rank: percent of one processor, its children included
+    device_mb: int = 0  # memory of each device (10^6 bytes)
     devices: tuple[DeviceLoad, ...] = ()  # those that the node may use, in its order
 
     @property
     def cpu_share(self) -> float:
         """Of the machine's processors, 0 to 1."""
-        return self.busy_cpus / self.cpus if self.cpus and self.busy_cpus >= 0 else -1.0
+        return self.busy_percent / 100 / self.cpus if self.cpus and self.busy_percent >= 0 else -1.0
 
     @property
     def memory_share(self) -> float:
@@ -47,7 +47,12 @@ class NodeLoad(msgspec.Struct, frozen=True, array_like=True):
     @property
     def device_share(self) -> float:
         """Of the time of all devices, that in which they ran something."""
-        return average(device.busy_percent / 100 for device in self.devices if device.busy_percent >= 0)
+        return average(device.busy_percent / 100 for device in self.devices)
+
+    @property
+    def device_memory_share(self) -> float:
+        used = average(device.used_mb for device in self.devices)
+        return used / self.device_mb if self.device_mb and used >= 0 else -1.0
 
 
 def average(values: Iterable[float]) -> float:
@@ -59,19 +64,18 @@ def average(values: Iterable[float]) -> float:
 def mean(samples: Sequence[NodeLoad]) -> NodeLoad:
     """Of the samples of a while, the newest last: how busy it was on average, and how much was left at the end."""
     newest = samples[-1]
+    workers, devices = [], []
+    for k, share in enumerate(newest.workers):
+        known = average(sample.workers[k] for sample in samples if k < len(sample.workers))
+        workers.append(round(known) if share >= 0 else -1)
+    for k, device in enumerate(newest.devices):
+        known = average(sample.devices[k].busy_percent for sample in samples if k < len(sample.devices))
+        devices.append(msgspec.structs.replace(device, busy_percent=round(known)))
     return msgspec.structs.replace(
         newest,
-        busy_cpus=round(average(sample.busy_cpus for sample in samples), 2),
-        in_mb_per_s=round(average(sample.in_mb_per_s for sample in samples), 1),
-        out_mb_per_s=round(average(sample.out_mb_per_s for sample in samples), 1),
-        workers=tuple(
-            round(average(s.workers[k] for s in samples if k < len(s.workers)), 2) if now >= 0 else -1.0
-            for k, now in enumerate(newest.workers)
-        ),
-        devices=tuple(
-            msgspec.structs.replace(
-                now, busy_percent=round(average(s.devices[k].busy_percent for s in samples if k < len(s.devices)))
-            )
-            for k, now in enumerate(newest.devices)
-        ),
+        busy_percent=round(average(sample.busy_percent for sample in samples)),
+        in_kb_per_s=round(average(sample.in_kb_per_s for sample in samples)),
+        out_kb_per_s=round(average(sample.out_kb_per_s for sample in samples)),
+        workers=tuple(workers),
+        devices=tuple(devices),
     )

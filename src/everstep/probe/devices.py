@@ -59,6 +59,12 @@ class Devices:
             failed = self._nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
         return None if failed else handle
 
+    def memory_mb(self) -> int:
+        """Of one: they are of one kind."""
+        memory = _Memory()
+        failed = not self._handles or self._nvml.nvmlDeviceGetMemoryInfo(self._handles[0], ctypes.byref(memory))
+        return 0 if failed else memory.total // MB
+
     def sample(self) -> tuple[DeviceLoad, ...]:
         """One for each device, in order."""
         return tuple(self._load(handle) for handle in self._handles)
@@ -71,6 +77,5 @@ class Devices:
         return DeviceLoad(
             -1 if no_busy else busy.gpu,
             -1 if no_memory else memory.used // MB,
-            -1 if no_memory else memory.total // MB,
             -1 if no_celsius else celsius.value,
         )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from everstep.core.load import NodeLoad
 from everstep.probe import host
 
-MB = 10**6
+KB, MB = 10**3, 10**6
 STAT, NETWORK, INTERFACES = Path("/proc/stat"), Path("/proc/net/dev"), Path("/sys/class/net")
 
 
@@ -44,12 +44,12 @@ def load(before: Counters, now: Counters) -> NodeLoad:
     ticks = now.ticks - before.ticks
     shm = os.statvfs(host.SHM)
     return NodeLoad(
-        busy_cpus=round(cpus * (now.busy - before.busy) / ticks, 2) if ticks > 0 else -1.0,
+        busy_percent=round(100 * cpus * (now.busy - before.busy) / ticks) if ticks > 0 else -1,
         cpus=cpus,
         free_mb=max(0, int(host.available_bytes() / MB)),
         memory_mb=int(host.memory_bytes() / MB),
         shm_free_mb=shm.f_bavail * shm.f_frsize // MB,
         shm_mb=shm.f_blocks * shm.f_frsize // MB,
-        in_mb_per_s=round(max(0, now.in_bytes - before.in_bytes) / took_s / MB, 2),
-        out_mb_per_s=round(max(0, now.out_bytes - before.out_bytes) / took_s / MB, 2),
+        in_kb_per_s=round(max(0, now.in_bytes - before.in_bytes) / took_s / KB),
+        out_kb_per_s=round(max(0, now.out_bytes - before.out_bytes) / took_s / KB),
     )
