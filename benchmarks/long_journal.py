@@ -20,7 +20,7 @@ from everstep.core import events as e
 from everstep.core.dealing import Dealing, Stream
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
-from everstep.core.load import DeviceLoad, NodeLoad
+from everstep.core.load import DeviceLoad, NodeLoad, mean
 from everstep.core.saves import Saves
 from everstep.core.types import Activity, Blame, Exit, ExitCause, JobSpec, NodeReport, WorkerReport
 
@@ -49,7 +49,7 @@ class LongJob:
         for event in self._begin():
             yield self.now, self.epoch, event
         begun = self.now
-        save_s, workers_s, loads_s, incident_s = begun + SAVE_S, begun, begun, begun + self._gap()
+        save_s, workers_s, loads_s, incident_s = begun + SAVE_S, begun, begun + LOADS_S / 2, begun + self._gap()
         while self.now < begun + days * 86400:
             self.now += 1.0
             self.step = int((self.now - begun) / STEP_S)
@@ -91,12 +91,12 @@ class LongJob:
 
         def load() -> NodeLoad:
             workers = tuple(round(rng.gauss(140, 10)) for _ in range(SLOTS))
-            devices = (DeviceLoad(rng.randrange(92, 99), rng.randrange(70000, 75000), 60) for _ in workers)
+            devices = (DeviceLoad(rng.randrange(92, 99), rng.randrange(82, 88), 60) for _ in workers)
             left, shm = rng.randrange(1_500_000, 1_600_000), rng.randrange(900_000, 1_000_000)
             net, busy = (rng.randrange(400_000), rng.randrange(400_000)), sum(workers) + rng.randrange(100)
             return NodeLoad(busy, 192, left, 2_027_000, shm, 1_013_500, *net, workers, 85_899, tuple(devices))
 
-        return e.LoadSeen({node: load() for node in self.reports})
+        return e.LoadSeen({node: mean([load()]) for node in self.reports})
 
     # Events ---------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ def test_devices_as_the_management_library_tells_them(tmp_path: Path) -> None:
     (tmp_path / "nvml.c").write_text(textwrap.dedent(NVML), encoding="ascii")
     library = str(tmp_path / "libnvml.so")
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", library, str(tmp_path / "nvml.c")], check=True)
-    first, lost = DeviceLoad(91, 61000, 61), DeviceLoad(92, 61000, -1)
+    first, lost = DeviceLoad(91, 76, 61), DeviceLoad(92, 76, -1)
     assert Devices(None, library).sample() == (first, lost) and Devices(None, library).memory_mb() == 80000
     assert Devices("1, 0", library).sample() == (lost, first)
     assert Devices("GPU-b,GPU-c,0", library).sample() == (lost,)

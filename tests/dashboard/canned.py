@@ -218,7 +218,7 @@ def large(workers: int = 1000) -> View:
 def busy(chance: random.Random) -> NodeLoad:
     """Of eight workers, each with a device."""
     workers = tuple(chance.randrange(90, 400) for _ in range(8))
-    devices = tuple(DeviceLoad(chance.randrange(60, 100), 71_200, chance.randrange(55, 75)) for _ in workers)
+    devices = tuple(DeviceLoad(chance.randrange(60, 100), 83, chance.randrange(55, 75)) for _ in workers)
     machine = (sum(workers) + 300, 192, chance.randrange(20_000, 1_500_000), 2_027_000, 900_000, 1_013_500)
     return NodeLoad(*machine, 210_000, 190_000, workers, 85_899, devices)
 

@@ -117,8 +117,9 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         page.keyboard.press("n")
         expect(page.locator("#map-facts")).to_contain_text("217")
         busy = server.view.loads["gpu-a027.cluster"]
-        expect(page.locator("#map-facts")).to_contain_text(f"{busy.workers[1]}\u00a0% of one")
-        expect(page.locator("#map-facts")).to_contain_text(f"{busy.devices[1].busy_percent}\u00a0% busy, 66.3")
+        device = f"{busy.devices[1].busy_percent} % busy, 83 % of 80 GiB"
+        for text in (f"{busy.workers[1]} % of one", device):
+            expect(page.locator("#map-facts")).to_contain_text(text)
         output = page.get_by_role("link", name="its output")
         assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
         page.keyboard.press("n")

@@ -110,7 +110,7 @@ def long_job(rounds: int) -> Iterator[e.Entry]:
     seats = tuple(Seat(f"{name}/{k}#0", name, "h" * 36, "10.0.0.1:12345") for name in names for k in range(SLOTS))
     yield entry(e.FormationMade(Formation(1, seats, False, 0)))
     step, why = 0, "some words about it, as long as these are " * 8
-    devices = (DeviceLoad(97, 10**5, 61),) * 8
+    devices = (DeviceLoad(97, 83, 61),) * 8
     busy = NodeLoad(6341, 128, 10**6, 10**6, 10**6, 10**6, 10**5, 10**5, (125,) * 8, 10**5, devices)
     others = tuple(Alternative(action, 1.5, why[:100]) for action in Action)
     for number in range(rounds):

@@ -15,7 +15,7 @@ class DeviceLoad(msgspec.Struct, frozen=True, array_like=True):
     """An accelerator."""
 
     busy_percent: int = -1  # of the time in which some kernel ran
-    used_mb: int = -1  # of its memory (10^6 bytes)
+    used_percent: int = -1  # of its memory
     celsius: int = -1
 
 
@@ -45,14 +45,17 @@ class NodeLoad(msgspec.Struct, frozen=True, array_like=True):
         return 1 - self.free_mb / self.memory_mb if self.memory_mb and self.free_mb >= 0 else -1.0
 
     @property
+    def shm_share(self) -> float:
+        return 1 - self.shm_free_mb / self.shm_mb if self.shm_mb and self.shm_free_mb >= 0 else -1.0
+
+    @property
     def device_share(self) -> float:
         """Of the time of all devices, that in which they ran something."""
         return average(device.busy_percent / 100 for device in self.devices)
 
     @property
     def device_memory_share(self) -> float:
-        used = average(device.used_mb for device in self.devices)
-        return used / self.device_mb if self.device_mb and used >= 0 else -1.0
+        return average(device.used_percent / 100 for device in self.devices)
 
 
 def average(values: Iterable[float]) -> float:
@@ -62,7 +65,8 @@ def average(values: Iterable[float]) -> float:
 
 
 def mean(samples: Sequence[NodeLoad]) -> NodeLoad:
-    """Of the samples of a while, the newest last: how busy it was on average, and how much was left at the end."""
+    """Of the samples of a while, the newest last: how busy it was on average, and how much was left at the end. Three
+    digits of it are enough: more are noise, which takes most of the room in a packed journal."""
     newest = samples[-1]
     workers, devices = [], []
     for k, share in enumerate(newest.workers):
@@ -74,8 +78,14 @@ def mean(samples: Sequence[NodeLoad]) -> NodeLoad:
     return msgspec.structs.replace(
         newest,
         busy_percent=round(average(sample.busy_percent for sample in samples)),
-        in_kb_per_s=round(average(sample.in_kb_per_s for sample in samples)),
-        out_kb_per_s=round(average(sample.out_kb_per_s for sample in samples)),
+        free_mb=_short(newest.free_mb),
+        shm_free_mb=_short(newest.shm_free_mb),
+        in_kb_per_s=_short(average(sample.in_kb_per_s for sample in samples)),
+        out_kb_per_s=_short(average(sample.out_kb_per_s for sample in samples)),
         workers=tuple(workers),
         devices=tuple(devices),
     )
+
+
+def _short(value: float) -> int:
+    return int(float(f"{value:.3g}"))

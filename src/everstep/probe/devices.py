@@ -76,6 +76,6 @@ class Devices:
         no_celsius = self._nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, ctypes.byref(celsius))
         return DeviceLoad(
             -1 if no_busy else busy.gpu,
-            -1 if no_memory else memory.used // MB,
+            -1 if no_memory or not memory.total else round(100 * memory.used / memory.total),
             -1 if no_celsius else celsius.value,
         )

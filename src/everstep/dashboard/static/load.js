@@ -5,7 +5,7 @@ import { UNKNOWN, bytes, plural, significant } from "./format.js";
 
 // everstep.core.load.NodeLoad and DeviceLoad travel as arrays.
 const NODE = "busy cpus free memory shmFree shm inKb outKb workers deviceMb devices".split(" ");
-const DEVICE = ["busy", "used", "celsius"];
+const DEVICE = ["busy", "used", "celsius"]; // both in percent
 const [KB, MB] = [1e3, 1e6];
 
 const named = (names, values) => Object.fromEntries(names.map((name, i) => [name, values[i]]));
@@ -50,7 +50,7 @@ export function loadFacts(view, worker, node) {
 }
 
 function deviceText({ busy, used, celsius }, { deviceMb }) {
-  const memory = used >= 0 ? `, ${bytes(used * MB)}${deviceMb ? ` of ${bytes(deviceMb * MB)}` : ""}` : "";
+  const memory = used >= 0 ? `, ${used}\u00a0% of ${deviceMb ? bytes(deviceMb * MB) : "its memory"}` : "";
   return `${busy >= 0 ? `${busy}\u00a0% busy` : "busy: not known"}${memory}${celsius >= 0 ? `, ${celsius}\u00a0°C` : ""}`;
 }
 
