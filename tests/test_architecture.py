@@ -102,6 +102,7 @@ PURE = (
     "src/everstep/observe/top.py",
     "src/everstep/observe/training.py",
     "src/everstep/observe/view.py",
+    "src/everstep/observe/usage.py",
     "src/everstep/observe/viewer.py",
     "src/everstep/data/account.py",
     "src/everstep/data/ledger.py",

@@ -369,6 +369,7 @@ class Agent:
         now_ns = time.monotonic_ns()
         workers = tuple(w.progress(now_ns) for w in self.crew.workers.values()) if self.crew else ()
         epoch, load = self.node.report.epoch, self.load.take(self.crew.pids() if self.crew else {})
+        self.oom.last = load or self.oom.last
         self.link.send(NodeProgress(self.options.node, self.incarnation, epoch, time.monotonic(), workers, load))
 
     async def run(self) -> int:

@@ -77,6 +77,21 @@ class Workers(msgspec.Struct):
     rss_bytes: list[int] = []
 
 
+class Usage(msgspec.Struct):
+    """Of machines, over the whole job: shares from 0 to 1, means over nodes and time, and what was most."""
+
+    looks: int = 0
+    cpu_share: float = 0.0
+    memory_peak: float = -1.0
+    memory_node: str = ""
+    worker_percent: int = -1  # of a processor
+    worker: str = ""  # node/local_rank
+    device_looks: int = 0
+    device_share: float = 0.0
+    device_memory_peak: float = -1.0
+    device_memory_node: str = ""
+
+
 class Fleet(msgspec.Struct):
     """Accelerators of the whole job, also where nobody is listed by name (very large simulations)."""
 
@@ -186,6 +201,7 @@ class View(msgspec.Struct):
     nodes: list[NodeView] = []
     workers: Workers = msgspec.field(default_factory=Workers)
     loads: dict[str, NodeLoad] = {}  # newest, by the name of a node
+    usage: Usage = msgspec.field(default_factory=Usage)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     incidents: list[IncidentView] = []  # newest last
     num_incidents: int = 0

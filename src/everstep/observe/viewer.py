@@ -15,6 +15,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.observe import goodput as g
+from everstep.observe import usage
 from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign, name_in
 from everstep.observe.known import VERSION, Known, Steps
 from everstep.observe.training import Training
@@ -358,6 +359,7 @@ class Viewer:
     def _loads(self, event: e.LoadSeen, _at_s: float) -> None:
         if not self._view.ended:
             self._view.loads = dict(event.nodes)
+            usage.add(self._view.usage, event.nodes)
 
     def _fleet(self, event: e.FleetSeen, at_s: float) -> None:
         goodput = self._goodput
