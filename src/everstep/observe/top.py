@@ -135,8 +135,8 @@ def _nodes(view: View) -> RenderableType:
         words += f", {fleet.spare:,} spare, {fleet.missing:,} missing"
         return Text(words if fleet.total else "no node yet")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
-    known = [load for load in view.loads.values() if load.cpus]
-    loads = (*("cpu", "memory")[: 2 * bool(known)], *("devices",)[: any(load.devices for load in known)])
+    told = [load for load in view.loads.values() if load.cpus]
+    loads = (*("cpu", "memory")[: 2 * bool(told)], *("devices",)[: any(load.devices for load in told)])
     for name in ("node", "state", "since", *loads, "workers", "incidents"):
         table.add_column(name, no_wrap=name != "workers")
     shown = sorted(sorted(range(len(view.nodes)), key=lambda n: _rank(view, n))[:SHOWN_NODES])

@@ -7,6 +7,7 @@ import { UNKNOWN, bytes, plural, significant } from "./format.js";
 const NODE = "busy cpus free memory shmFree shm inKb outKb workers deviceMb devices".split(" ");
 const DEVICE = ["busy", "used", "celsius"]; // both in percent
 const [KB, MB] = [1e3, 1e6];
+const SCARCE = 0.95;
 
 const named = (names, values) => Object.fromEntries(names.map((name, i) => [name, values[i]]));
 const share = (part, whole) => (part >= 0 && whole > 0 ? Math.min(1, part / whole) : -1);
@@ -27,7 +28,7 @@ export function loadOf(view, name) {
 /** Whole percent are enough here: they change with every look. */
 export const rough = (part) => (part >= 0 ? `${Math.round(part * 100)}\u00a0%` : UNKNOWN);
 
-/** Facts of a worker and of its node, each [name, text, share of the bar]. */
+/** Facts of a worker and of its node, each [name, text, share of the bar, whether that is scarce]. */
 export function loadFacts(view, worker, node) {
   const load = node && loadOf(view, node.name);
   if (!load) return [];
@@ -42,7 +43,7 @@ export function loadFacts(view, worker, node) {
   if (device) facts.push(["device", deviceText(device, load), share(device.busy, 100)]);
   facts.push(["node’s processors", `${rough(load.cpuShare)} of ${load.cpus}`, load.cpuShare]);
   const shm = load.shm > 0 ? `; /dev/shm ${rough(share(load.shm - load.shmFree, load.shm))}` : "";
-  facts.push(["node’s memory", `${rough(load.memoryShare)} of ${bytes(load.memory * MB)}${shm}`, load.memoryShare]);
+  facts.push(["node’s memory", `${rough(load.memoryShare)} of ${bytes(load.memory * MB)}${shm}`, load.memoryShare, true]);
   if (load.devices.length > 0 && !device)
     facts.push(["node’s devices", `${plural(load.devices.length, "device")}, ${rough(load.deviceShare)}`, load.deviceShare]);
   if (load.inKb >= 0) facts.push(["node’s network", `${pace(load.inKb)} in, ${pace(load.outKb)} out`]);
@@ -56,25 +57,26 @@ function deviceText({ busy, used, celsius }, { deviceMb }) {
 
 const pace = (kb) => (kb > 0 ? `${bytes(kb * KB)}/s` : `${significant(0)}\u00a0B/s`);
 
-/** A bar with `show(share)`; it is not there where nothing is known. The number beside it says the same. */
+/** A bar with `show(share, scarce)`; not there where nothing is known. The number beside it says the same. `scarce`: it
+ * should not become full. */
 export function meter() {
   const bar = h("span", {});
   const element = h("span", { class: "meter", "aria-hidden": "true" }, bar);
-  element.show = (part) => {
+  element.show = (part, scarce = false) => {
     element.hidden = !(part >= 0);
     bar.style.width = `${Math.round(100 * part)}%`;
-    element.dataset.level = part >= 0.95 ? "full" : "";
+    element.dataset.level = scarce && part >= SCARCE ? "full" : "";
   };
   return element;
 }
 
-/** A cell of a table: text with a bar below it. `show([text, share])`. */
+/** A cell of a table: text with a bar below it. `show([text, share, scarce])`. */
 export function meterCell(kind) {
   const [text, bar] = [h("span", {}), meter()];
   const element = h("td", { class: kind }, text, bar);
-  element.show = ([now, part]) => {
+  element.show = ([now, part, scarce]) => {
     setText(text, now);
-    bar.show(part);
+    bar.show(part, scarce);
   };
   return element;
 }

@@ -232,8 +232,8 @@ const fills = (worker) => ![STATE.WAITS, STATE.STOPPED, STATE.GONE].includes(wor
 export function fact() {
   const [name, value, bar] = [h("dt", {}), h("dd", {}), meter()];
   const element = h("div", {}, name, value, bar);
-  element.show = ([nowName, nowValue, part = -1]) => {
-    bar.show(part);
+  element.show = ([nowName, nowValue, part = -1, scarce]) => {
+    bar.show(part, scarce);
     setText(name, nowName);
     setText(value, nowValue);
     setAttributes(element, { "data-name": nowName });

@@ -65,7 +65,7 @@ const ORDERS = {
 };
 
 // Where the table is too wide for the screen, its cells say what they are.
-const LABELS = [null, null, "ranks", "slowest step", "processors", "memory", "devices", "incidents"];
+const LABELS = [null, null, "ranks", "slowest", "processors", "memory", "devices", "incidents"];
 
 function row() {
   const cells = [
@@ -99,7 +99,7 @@ function texts(node) {
       : UNKNOWN,
     slow >= 0 ? stepTime(slow) + (node.medianS ? ` (${significant(slow / node.medianS)} ×)` : "") : UNKNOWN,
     [rough(cpu(node)), cpu(node)],
-    memory(node) >= 0 ? [rough(memory(node)), memory(node)] : [bytes(resident(node)), -1],
+    memory(node) >= 0 ? [rough(memory(node)), memory(node), true] : [bytes(resident(node)), -1],
     [rough(device(node)), device(node)],
     count(node.incidents),
   ];
