@@ -1,13 +1,16 @@
 """A journal as a job of weeks on 1,000 workers writes it, without the job: for benchmarks/observability.py.
 
 The entries at the begin come from the controller's own machine, the others have the form and the number of those in
-journals of real jobs: once a second a step and metrics, once in 62.5 s all workers, at each save a report of every
-worker's session, at each incident the reports, decisions and formations of a crash and of the new worker that follows.
+journals of real jobs: once a second a step and metrics, once in 62.5 s all workers, at each save two reports of every
+node (asked for, on disk), at each incident the reports, decisions and formations of a crash and of the new worker that
+follows. An agent tells what changes within 20 ms as one (control.urgency): of the 8 members of one real node each phase
+of a formation was one report or two, and each save 1.5 to 2.
 """
 
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from everstep.control import lifecycle
 from everstep.control.job import Job, Note
 from everstep.control.journal import SEGMENT_BYTES, Journal
 from everstep.core import events as e
-from everstep.core.dealing import Dealing, Stream
+from everstep.core.dealing import RECENT, Dealing, Stream
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.load import DeviceLoad, NodeLoad, mean
@@ -43,7 +46,8 @@ class LongJob:
         self.job = Job(JobSpec("gpt-30b", NODES - 5, NODES, script="train.py"))
         self.reports: dict[str, NodeReport] = {}
         self.epoch, self.incidents, self.step = 1, 0, 0
-        self.dealing = Dealing(1, NODES * SLOTS, 0, (STREAM,))
+        self.dealt = (Dealing(1, NODES * SLOTS, 0, (STREAM,)),)
+        self.hosts = [str(uuid.UUID(int=self.rng.getrandbits(128))) for _ in range(NODES)]
 
     def entries(self, days: float) -> Iterator[tuple[float, int, e.AnyEvent]]:
         for event in self._begin():
@@ -118,7 +122,7 @@ class LongJob:
         for node in self.reports:
             workers = tuple(WorkerReport(k, 4000 + k) for k in range(SLOTS))
             yield from self._feed(self._report(node, activity=Activity.RUNNING, epoch=1, workers=workers))
-        member = {"stage": Stage.MEMBER, "committed": 1, "resumed": True, "dealt": (self.dealing,)}
+        member = {"stage": Stage.MEMBER, "committed": 1, "resumed": True, "dealt": self.dealt}
         for changes in ({"stage": Stage.READY, "goal": 10**6}, {"prepared": 1}, {"epoch": 1}, member):
             for event in self._sessions(**changes):
                 yield from self._feed(event)
@@ -129,28 +133,30 @@ class LongJob:
         return e.NodeReported(self.reports[node])
 
     def _sessions(self, **changes: object) -> Iterator[e.NodeReported]:
-        """A report for each worker whose session changed."""
+        """A report for each node, whose workers' sessions change within a moment."""
         for node in self.reports:
-            yield from (self._session(node, local, **changes) for local in range(SLOTS))
+            yield self._report(node, workers=tuple(self._told(node, local, **changes) for local in range(SLOTS)))
 
     def _session(self, node: str, local: int, **changes: object) -> e.NodeReported:
+        """A report for one worker's session."""
         workers = list(self.reports[node].workers)
-        known = workers[local].session or SessionReport(
-            f"{node}/{local}#0", Stage.WARMING, -1, 0, 0, f"{self.reports[node].address}:4{local}123", node
-        )
-        workers[local] = msgspec.structs.replace(workers[local], session=msgspec.structs.replace(known, **changes))
+        workers[local] = self._told(node, local, **changes)
         return self._report(node, workers=tuple(workers))
+
+    def _told(self, node: str, local: int, **changes: object) -> WorkerReport:
+        worker, report = self.reports[node].workers[local], self.reports[node]
+        host, address = self.hosts[int(node[-4:])], report.address
+        known = worker.session or SessionReport(
+            f"{node}/{local}#0", Stage.WARMING, -1, 0, 0, f"{address}:4{local}123", host, vault=f"{address}:41000"
+        )
+        return msgspec.structs.replace(worker, session=msgspec.structs.replace(known, **changes))
 
     def _save(self) -> Iterator[e.AnyEvent]:
         yield e.SaveRequested(self.step)
-        for node in self.reports:
-            for local in range(SLOTS):
-                known = self.reports[node].workers[local].session
-                assert known is not None
-                saves = Saves(requested=self.step, durable=known.saves.durable)
-                yield self._session(node, local, committed=self.step, saves=saves)
-        for node in self.reports:
-            yield self._session(node, 0, saves=Saves(requested=self.step, durable=self.step))
+        before = next(iter(self.reports.values())).workers[0].session
+        assert before is not None
+        yield from self._sessions(committed=self.step, saves=Saves(requested=self.step, durable=before.saves.durable))
+        yield from self._sessions(saves=Saves(requested=self.step, durable=self.step))
         yield e.SaveDurable(self.step)
 
     def _incident(self) -> Iterator[e.AnyEvent]:
@@ -174,25 +180,33 @@ class LongJob:
         yield e.StageChanged("re-seating", "running")
         yield e.CostLearned("shrink", 0.06)
         yield e.EvidenceSaved(name, (f"incidents/{name}/stacks-{rank}.txt", f"incidents/{name}/log-{rank}.txt"))
-        workers = list(self.reports[node].workers)
-        session = msgspec.structs.replace(workers[local].session, worker=f"{node}/{local}#{self.incidents}")
-        life = workers[local].life + 1
-        workers[local] = WorkerReport(local, 5000 + life, life=life, before=exit, session=session)
-        yield self._report(node, workers=tuple(workers))
+        yield from self._comes(node, local, exit)
         yield from self._formed(rank, without=False)
+
+    def _comes(self, node: str, local: int, exit: Exit) -> Iterator[e.AnyEvent]:
+        """The new process of a place, up to where it can be seated."""
+        workers = list(self.reports[node].workers)
+        life, saves = workers[local].life + 1, Saves(self.step, self.step)
+        for pid in (0, 5000 + life):
+            workers[local] = WorkerReport(local, pid, life=life, before=exit)
+            yield self._report(node, workers=tuple(workers))
+        yield self._session(node, local, worker=f"{node}/{local}#{self.incidents}")
+        for changes in ({"stage": Stage.READY}, {"goal": 10**6}, {"saves": saves, "stage": Stage.MEMBER}):
+            yield self._session(node, local, **changes)
 
     def _formed(self, rank: int, without: bool) -> Iterator[e.AnyEvent]:
         self.epoch += 1
         sessions = [worker.session for report in self.reports.values() for worker in report.workers]
-        seats = tuple(Seat(s.worker, s.host, s.host, s.endpoint) for s in sessions if s is not None)
+        seats = tuple(Seat(s.worker, s.worker[:8], s.host, s.endpoint, "", s.vault) for s in sessions if s is not None)
         seats = seats[:rank] + seats[rank + 1 :] if without else seats
         yield e.FormationMade(Formation(self.epoch, seats, without, self.step))
         yield e.StageChanged("running", "re-seating")
-        self.dealing = Dealing(self.epoch, len(seats), self.step + 1, (STREAM,))
+        self.dealt = (*self.dealt, Dealing(self.epoch, len(seats), self.step + 1, (STREAM,)))[-RECENT:]
         yield from self._sessions(prepared=self.epoch, committed=self.step)
         yield from self._sessions(epoch=self.epoch, resumed=False)
-        yield e.StepsDealt(self.dealing)
-        yield from self._sessions(committed=self.step + 1, resumed=True, gap_s=0.08, dealt=(self.dealing,))
+        yield e.StepsDealt(self.dealt[-1])
+        gap_s = self.rng.uniform(0.05, 0.1)
+        yield from self._sessions(committed=self.step + 1, resumed=True, gap_s=gap_s, dealt=self.dealt)
 
 
 def write(path: Path, days: float, segment_bytes: int = SEGMENT_BYTES) -> int:

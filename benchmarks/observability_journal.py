@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import long_journal
+import session_burst
 from harness import Claim, arguments, median, say, show
 
 from everstep.control import replay, tending
@@ -123,8 +124,8 @@ def beginning(folder: Path) -> list[Claim]:
     whole_s = seconds_of(lambda: replay.past_of(files.path, spec, last))
     reports = sum(isinstance(entry.event, e.NodeReported) for entry in entries)
     saves = DAYS * 86400 / long_journal.SAVE_S
-    num_workers, nodes = long_journal.NODES * long_journal.SLOTS, long_journal.NODES
-    month = saves * (num_workers + nodes) + DAYS * long_journal.INCIDENTS_A_DAY * 6 * num_workers
+    nodes = long_journal.NODES
+    month = nodes * (saves * 2 + DAYS * long_journal.INCIDENTS_A_DAY * 6)
     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
     tending.tend(files.path, with_past=True)
     kept_s = seconds_of(lambda: replay.past_of(files.path, spec, last))
@@ -138,13 +139,29 @@ def beginning(folder: Path) -> list[Claim]:
     ]  # fmt: skip
 
 
+def bursts(folder: Path) -> list[Claim]:
+    """One save of 1,000 sessions: told by each session on its own, and as agents tell it."""
+    runs = [
+        session_burst.controller_s(folder / f"{turn}-{merges}", merges) for turn in range(3) for merges in (False, True)
+    ]
+    (apart, apart_s), (merged, merged_s) = (
+        (runs[k][0], median([took_s for _, took_s in runs[k::2]])) for k in range(2)
+    )
+    return [
+        Claim("a save of 1,000 sessions: reports", merged, "", "each by itself", apart, apart / merged),
+        Claim("a save of 1,000 sessions: the controller's processor time", merged_s, "s", "each report by itself",
+              apart_s, apart_s / merged_s),
+    ]  # fmt: skip
+
+
 def main() -> int:
     options = arguments(__doc__ or "")
     claims = []
     with tempfile.TemporaryDirectory(prefix="everstep-journal-") as name:
-        for part in ("writing", "beginning", "weeks"):
+        for part in ("writing", "bursts", "beginning", "weeks"):
             (Path(name) / part).mkdir()
         claims += writing(Path(name) / "writing")
+        claims += bursts(Path(name) / "bursts")
         claims += beginning(Path(name) / "beginning")
         claims += of_weeks(Path(name) / "weeks", DAYS if options.full else 1.0)
     show(claims, options.json)

@@ -3,64 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from told_jobs import Told
 
 from everstep.core import events as e
-from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.formation import Stage
 from everstep.core.types import (
-    Activity,
     Blame,
-    EpochPlan,
     Exit,
     ExitCause,
-    JobSpec,
-    Member,
     NodeLoss,
-    NodeReport,
     Verdict,
-    WorkerReport,
 )
 from everstep.observe.view import Bucket, View
-from everstep.testing.accounts import add_up
-
-
-class Told:
-    def __init__(self, least: int = 2, most: int = 2) -> None:
-        self.entries: list[e.Entry] = []
-        self.at(0, e.JobSubmitted(JobSpec("j", min_nodes=least, max_nodes=most)), e.ControllerStarted(1))
-
-    def at(self, t: float, *events: e.AnyEvent) -> None:
-        for event in events:
-            self.entries.append(e.Entry(len(self.entries) + 1, t, t, "j", 1, event))
-
-    def joined(self, t: float, *nodes: str) -> None:
-        self.at(t, *(e.NodeJoined(node, "i", "", 2) for node in nodes))
-
-    def epoch(self, t: float, number: int, *nodes: str) -> None:
-        members = tuple(Member(node, "i", "", n, 2 * n, 2) for n, node in enumerate(nodes))
-        self.at(t, e.EpochFormed(EpochPlan(number, members, 2 * len(nodes), "", 0, 0)))
-        self.at(t, e.StageChanged("checking", "forming"), e.StageChanged("forming", "running"))
-
-    def began(self, first: float, until: float, epoch: int = 1, total: int = 1) -> None:
-        """A step each second."""
-        self.at(first, e.StepsSeen(epoch, 1, total, first, first))
-        count = int(until - first)
-        self.at(until, e.StepsSeen(epoch, 1 + count, total + count if total >= 0 else -1, until, first))
-
-    def seated(self, t: float, number: int, *workers: str) -> None:
-        seats = tuple(Seat(worker, worker.partition("/")[0], "", "") for worker in workers)
-        self.at(t, e.FormationMade(Formation(number, seats, False, 0)))
-
-    def waits(self, t: float, node: str, *stages: Stage, life: int = 0) -> None:
-        sessions = [SessionReport(f"{node}/{k}#{life}", stage, 0, 1, 1, "", "") for k, stage in enumerate(stages)]
-        workers = tuple(WorkerReport(k, life=life, session=session) for k, session in enumerate(sessions))
-        self.at(t, e.NodeReported(NodeReport(node, "i", 1, t, 2, "", 0, 1, Activity.RUNNING, workers)))
-
-    def fault(self, t: float, stage: str, kind: str = "crash", rank: int = 1, name: str = "I1") -> None:
-        blame = (Blame(rank, "n0", "signal"),)
-        self.at(t, e.IncidentOpened(name, kind, blame, "why"), e.StageChanged("running", stage))
-
-    def view(self) -> View:
-        return add_up(self.entries)
 
 
 def spent(view: View) -> dict[str, float]:

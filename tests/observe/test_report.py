@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from told_jobs import folded
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative
@@ -21,6 +22,8 @@ from everstep.observe.explain import explain
 from everstep.observe.html import BUCKETS, DARK, LIGHT
 from everstep.observe.report import Report, encode, make
 from everstep.observe.report_page import page
+from everstep.observe.summary import brief
+from everstep.observe.text import render
 from everstep.observe.todo import to_do
 from everstep.observe.units import Price, accelerator_time, money, percent, three_digits
 from everstep.observe.view import (
@@ -34,17 +37,13 @@ from everstep.observe.view import (
     Series,
     View,
 )
-from everstep.observe.viewer import Viewer
 
 VOID = {"meta", "br"}
 
 
 @pytest.fixture
 def view(journal: list[e.Entry]) -> View:
-    viewer = Viewer()
-    for entry in sorted(journal, key=lambda entry: entry.t_s):
-        viewer.add(entry)
-    return viewer.view
+    return folded(sorted(journal, key=lambda entry: entry.t_s)).view
 
 
 class Page(HTMLParser):
@@ -171,6 +170,30 @@ def test_it_stays_small_however_much_happened() -> None:
     shown = Page(text)
     assert {a["href"][1:] for a in shown.found("a")} <= {a["id"] for _, a in shown.tags if "id" in a}
     assert "(I000, I001, I002, I003, I004, I005, I006, I007 and 248 more)" in re.sub(r"<a [^>]*>|</a>", "", text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, "no save was seen, so unless the script kept it elsewhere, 60 steps left nothing"),
+        ({"saves_failed": 2}, "2 saves failed, and none succeeded"),
+        ({"memory_steps": {"0": 60}}, "it was kept in the nodes' memory only, which went with the job"),
+        ({"saved_step": 40}, ""),
+        ({"num_saves": 1}, ""),
+        ({"exit_code": None}, ""),
+        ({"steps": 0}, ""),
+        ({"simulated": True}, ""),
+    ],
+)
+def test_it_says_when_nothing_is_on_disk(fields: dict[str, object], why: str) -> None:
+    """Beside "finished", that no save is named is easily overlooked."""
+    view = msgspec.structs.replace(View(exit_code=0, step=60, steps=60), **fields)
+    told, summary = make(view), render(brief(view))
+    if why:
+        assert told.story[0] == f"Its state was never saved to disk: {why}."
+        assert f"its state was never saved to disk: {why}" in summary
+    assert ("never saved" in summary) == any("never saved" in line for line in told.story) == bool(why)
+    assert Page(page(told, view)).words.count("never saved to disk") == (2 if why else 0)  # on top, and beside saves
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from told_jobs import Told, folded
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
 from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.types import (
-    Activity,
     Blame,
     EpochPlan,
     Exit,
@@ -23,9 +23,7 @@ from everstep.core.types import (
     JobSpec,
     Member,
     NodeLoss,
-    NodeReport,
     Verdict,
-    WorkerReport,
 )
 from everstep.observe.series import Curve
 from everstep.observe.summary import summarize
@@ -34,13 +32,6 @@ from everstep.observe.viewer import Viewer
 
 UNSEEN = {e.NodeGone, e.SaveAsked, e.CostLearned, e.Ticked, e.StepsDealt}  # nothing of these is shown
 NODES, SLOTS = 125, 8
-
-
-def folded(entries: list[e.Entry]) -> Viewer:
-    viewer = Viewer()
-    for entry in entries:
-        viewer.add(entry)
-    return viewer
 
 
 def test_it_agrees_with_the_summary(journal: list[e.Entry]) -> None:
@@ -143,10 +134,7 @@ def long_job(rounds: int) -> Iterator[e.Entry]:
 
 
 def test_a_year_with_1000_workers_stays_below_a_megabyte() -> None:
-    viewer = Viewer()
-    for entry in long_job(270):
-        viewer.add(entry)
-    data = viewer.dump()
+    data = folded(long_job(270)).dump()
     view = Viewer.load(data).view
     assert len(data) < 1_000_000
     assert len(view.incidents) == KEPT_INCIDENTS and view.num_incidents == 270
@@ -175,16 +163,12 @@ def test_the_load_of_nodes_outlives_those_that_are_lost(journal: list[e.Entry]) 
 
 
 def test_nodes_that_never_come_back_are_forgotten() -> None:
-    viewer = Viewer()
-    spec = JobSpec("j", min_nodes=1, max_nodes=1)
-    events: list[e.AnyEvent] = [e.JobSubmitted(spec)]
+    told = Told(1, 1)
     for number in range(1000):
-        name = f"spot-{number}"
-        plan = EpochPlan(number + 1, (Member(name, "i", "", 0, 0, 2),), 2, "", 0, 0)
-        events += [e.NodeJoined(name, "i", "", 2), e.EpochFormed(plan), e.NodeLost(name, "i", NodeLoss.CLOSED)]
-    for n, event in enumerate(events[:-1]):
-        viewer.add(e.Entry(n + 1, float(n), float(n), "j", 1, event))
-    view = viewer.view
+        told.joined(3.0 * number, f"spot-{number}")
+        told.epoch(3.0 * number + 1, number + 1, f"spot-{number}")
+        told.at(3.0 * number + 2, e.NodeLost(f"spot-{number}", "i", NodeLoss.CLOSED))
+    view = folded(told.entries[:-1]).view
     assert len(view.nodes) < 300 and view.nodes[-1].state is NodeState.UP
     assert [view.nodes[n].name for n in view.workers.nodes] == ["spot-999"] * 2
     assert view.workers.states == [WorkerState.WARMS] * 2
@@ -211,53 +195,49 @@ def test_a_view_survives_json(journal: list[e.Entry]) -> None:
 def test_who_joins_a_formation_warms_up_until_its_first_step() -> None:
     """Its own report tells of that, long before the next record of all workers."""
 
-    def says(seq: int, stage: Stage, epoch: int, resumed: bool) -> e.NodeReported:
-        session = SessionReport("n1/0#0", stage, 5, epoch, epoch, "h:1", "h", resumed=resumed)
-        workers = (WorkerReport(0, 1, session=session),)
-        return e.NodeReported(NodeReport("n1", "i", seq, 0.0, 1, "", 0, 1, Activity.RUNNING, workers))
+    def says(t: float, stage: Stage, epoch: int, resumed: bool) -> None:
+        told.says(t, "n1", SessionReport("n1/0#0", stage, 5, epoch, epoch, "h:1", "h", resumed=resumed))
 
-    members = tuple(Member(name, "i", "", n, n, 1) for n, name in enumerate(("n0", "n1")))
-    first, second = (Seat(f"{name}/0#0", name, "h", "h:1") for name in ("n0", "n1"))
-    events: list[e.AnyEvent] = [e.JobSubmitted(JobSpec("j", min_nodes=2, max_nodes=2))]
-    events += [e.NodeJoined(name, "i", "", 1) for name in ("n0", "n1")]
-    events += [e.EpochFormed(EpochPlan(1, members, 2, "", 0, 0)), e.FormationMade(Formation(1, (first,), False, 0))]
-    events += [e.StepsSeen(1, 5, 5, 4.0, 3.0), says(1, Stage.READY, 0, False)]
-    joins = [e.FormationMade(Formation(2, (first, second), False, 5)), says(2, Stage.MEMBER, 2, False)]
+    told = Told(slots=1)
+    told.joined(1, "n0", "n1")
+    told.epoch(2, 1, "n0", "n1")
+    told.seated(3, 1, "n0/0#0")
+    told.at(5, e.StepsSeen(1, 5, 5, 4.0, 3.0))
+    says(6, Stage.READY, 0, False)
+    told.seated(7, 2, "n0/0#0", "n1/0#0")
+    says(8, Stage.MEMBER, 2, False)
+    says(9, Stage.MEMBER, 2, True)
     viewer, states = Viewer(), []
-    for n, event in enumerate([*events, *joins, says(3, Stage.MEMBER, 2, True)]):
-        viewer.add(e.Entry(n + 1, float(n), float(n), "j", 1, event))
+    for entry in told.entries:
+        viewer.add(entry)
         states += viewer.view.workers.states[1:2]
     assert states[-4:] == [WorkerState.WAITS, *[WorkerState.WARMS] * 2, WorkerState.ACTS]
 
 
+def alone(slots: int) -> Told:
+    """A job of one node, up to its first step."""
+    told = Told(1, 1, slots)
+    told.joined(0.0, "n0")
+    told.epoch(0.0, 1, "n0")
+    return told
+
+
 def test_a_script_that_is_entered_again_goes_on_with_its_steps() -> None:
     """Its processes count from 1 again, within one epoch of the plan (`everstep.restartable`)."""
-    plan = EpochPlan(1, (Member("n0", "i", "", 0, 0, 1),), 1, "", 0, 0)
     for counted in (True, False):  # by an optimizer
-
-        def seen(step: int, total: int, at_s: float, first_s: float, counted: bool = counted) -> e.StepsSeen:
-            return e.StepsSeen(1, step, total if counted else -1, at_s, first_s)
-
-        viewer = Viewer()
-        events: list[tuple[float, e.AnyEvent]] = [
-            (0.0, e.JobSubmitted(JobSpec("j"))), (0.0, e.NodeJoined("n0", "i", "", 1)), (0.0, e.EpochFormed(plan)),
-            (1.1, seen(1, 1, 1.0, 1.0)), (4.1, seen(31, 31, 4.0, 1.0)),
-            (5.2, seen(1, 31, 5.1, 5.1)),
-            (6.1, seen(10, 41, 6.0, 5.1)), (7.1, seen(20, 51, 7.0, 5.1)), (9.1, seen(40, 71, 9.0, 5.1)),
-        ]  # fmt: skip
-        for n, (at_s, event) in enumerate(events):
-            viewer.add(e.Entry(n + 1, at_s, at_s, "j", 1, event))
-        view = viewer.view
+        told = alone(1)
+        seen = [(1.1, 1, 1, 1.0, 1.0), (4.1, 31, 31, 4.0, 1.0), (5.2, 1, 31, 5.1, 5.1)]
+        seen += [(6.1, 10, 41, 6.0, 5.1), (7.1, 20, 51, 7.0, 5.1), (9.1, 40, 71, 9.0, 5.1)]
+        for t, step, total, at_s, first_s in seen:
+            told.at(t, e.StepsSeen(1, step, total if counted else -1, at_s, first_s))
+        view = told.view()
         assert (view.step, view.steps, view.redone_steps, view.last_step_s) == (71, 71, 0, 9.0)
         assert view.step_s == pytest.approx(0.1)
-        assert sum(view.buckets.values()) == pytest.approx(view.now_s * view.fleet.total)
 
 
 def test_a_newcomer_to_a_session_takes_up_the_jobs_count() -> None:
-    plan = EpochPlan(1, (Member("n0", "i", "", 0, 0, 2),), 2, "", 0, 0)
-    viewer = Viewer()
-    steps = (e.StepsSeen(1, 1, 1, 1.0, 1.0), e.StepsSeen(1, 27, 27, 3.0, 1.0), e.StepsSeen(1, 1, 27, 4.0, 4.0))
-    events = [e.JobSubmitted(JobSpec("j")), e.NodeJoined("n0", "i", "", 2), e.EpochFormed(plan), *steps]
-    for n, event in enumerate([*events, e.StepsSeen(1, 35, 35, 5.0, 4.0)]):
-        viewer.add(e.Entry(n + 1, float(n), float(n), "j", 1, event))
-    assert (viewer.view.step, viewer.view.steps, viewer.view.redone_steps) == (35, 35, 0)
+    told = alone(2)
+    for t, step, total, first_s in ((1.0, 1, 1, 1.0), (3.0, 27, 27, 1.0), (4.0, 1, 27, 4.0), (5.0, 35, 35, 4.0)):
+        told.at(t, e.StepsSeen(1, step, total, t, first_s))
+    view = told.view()
+    assert (view.step, view.steps, view.redone_steps) == (35, 35, 0)

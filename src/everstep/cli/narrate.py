@@ -19,6 +19,7 @@ from everstep.core.types import ExitCause
 from everstep.observe.summary import brief
 from everstep.observe.text import render
 from everstep.observe.units import Price
+from everstep.observe.unsaved import unsaved
 
 TROUBLES = 8  # with the journal are said
 
@@ -108,7 +109,8 @@ class Narrator:
         except EverstepError as error:
             self.say(f"no summary: {error}")
         self._write_report()
-        self.say(f"exit code {exit_code}; journal, logs and incidents in {self.run_dir}")
+        lost = unsaved(self.progress.view) if self.progress.view is not None else ""
+        self.say(f"exit code {exit_code}{f'; {lost}' if lost else ''}; journal, logs and incidents in {self.run_dir}")
 
     def _summarize(self) -> None:
         view = self.progress.view if is_long(self.journal) else None  # then to fold it once more takes minutes

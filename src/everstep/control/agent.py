@@ -42,6 +42,7 @@ from everstep.control.token import read_token
 from everstep.control.tracing import Tracer
 from everstep.control.trackers import see_out
 from everstep.control.transport import Link, backoff, connect
+from everstep.control.urgency import MERGE_S
 from everstep.control.voice import PATIENCE_S, speak_through
 from everstep.core import wire
 from everstep.core.errors import EverstepError, ExitCode, Unreachable
@@ -92,6 +93,7 @@ class Agent:
         self.crew: Crew | None = None
         self.link: Link | None = None
         self.events: deque[n.NodeEvent] = deque()
+        self.held: asyncio.TimerHandle | None = None  # sends the report that may wait for later changes
         self.cut_refused = False
         self.quitting = asyncio.Event()
         self.exit_code = int(ExitCode.OK)
@@ -147,14 +149,25 @@ class Agent:
                 self.preflight.ask(number)
             case n.Sweep(epoch):
                 self._sweep(epoch)
-            case n.Report(report):
-                self._report(report)
+            case n.Report(report, soon):
+                self._report_soon() if soon else self._report(report)
             case n.Quit():
                 if self.options.remote:  # the launcher of a joined node has no other way to know
                     self.exit_code = self.node.directive.exit_code
                 self.quitting.set()
 
+    def _report_soon(self) -> None:
+        if self.held is None:
+            self.held = asyncio.get_running_loop().call_later(MERGE_S, self._report_held)
+
+    def _report_held(self) -> None:
+        if self.held is not None:
+            self._report(self.node.report)
+
     def _report(self, report: NodeReport) -> None:
+        if self.held is not None:
+            self.held.cancel()
+            self.held = None
         if self.link is not None:
             self.link.send(msgspec.structs.replace(report, sent_s=time.monotonic()))
 
@@ -412,6 +425,7 @@ class Agent:
 
     async def _close(self) -> None:
         self.load.close()
+        self._report_held()
         await self.tail.close()
         await self.spawner.close()
         self.tracer.close()

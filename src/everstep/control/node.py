@@ -14,6 +14,7 @@ import signal
 import msgspec
 
 from everstep.control.membership import fence_after_s
+from everstep.control.urgency import may_wait
 from everstep.core.formation import Formation, SessionReport, Stage
 from everstep.core.types import Action, Activity, Directive, EpochPlan, Exit, ExitCause, NodeReport, WorkerReport
 
@@ -198,6 +199,7 @@ class Examine(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True):
     report: NodeReport
+    soon: bool = False  # within MERGE_S, with what changes until then; else at once
 
 
 class Quit(msgspec.Struct, frozen=True):
@@ -240,8 +242,9 @@ class _Draft:
         if self.node.report != self.before.report:
             self.set_report(seq=self.node.report.seq + 1)
             places = [place for place, each in enumerate(self.commands) if isinstance(each, (CutSockets, Quit))]
+            soon = may_wait(self.before.report, self.node.report, self.node.directive.formation)
             # First the report: a cut may wait for a while, and nothing follows a quit.
-            self.commands.insert(min(places, default=len(self.commands)), Report(self.node.report))
+            self.commands.insert(min(places, default=len(self.commands)), Report(self.node.report, soon))
         return self.node, self.commands
 
     def set(self, **changes: object) -> None:

@@ -30,6 +30,7 @@ from everstep.observe.explain import (
 from everstep.observe.text import advise, duration, who
 from everstep.observe.todo import ToDo, to_do
 from everstep.observe.units import HOUR_S, Price, accelerator_time, money, percent, plural
+from everstep.observe.unsaved import unsaved
 from everstep.observe.view import Bucket, IncidentView, Usage, View
 
 VERSION = 1
@@ -189,7 +190,8 @@ def _reached(view: View) -> str:
 
 def story(view: View, price: Price) -> list[str]:
     """What a person wants to know next: what failed and why, how long it took, what it cost."""
-    return [*_failed(view), *_aside(view), *_cost(view, price)]
+    lost = unsaved(view)
+    return [*([f"{lost[0].upper()}{lost[1:]}."] if lost else []), *_failed(view), *_aside(view), *_cost(view, price)]
 
 
 def failures_by_kind(view: View) -> dict[str, int]:

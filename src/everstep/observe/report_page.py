@@ -29,6 +29,7 @@ from everstep.observe.units import (
     plural,
     unit_for,
 )
+from everstep.observe.unsaved import unsaved
 from everstep.observe.usage import lines
 from everstep.observe.view import Bucket, IncidentView, View
 
@@ -275,7 +276,8 @@ def _state(report: Report, view: View) -> str:
     """Saves, nodes, epochs and alerts: for whoever looks further."""
     parts: list[tuple[str, tuple[str, ...]]] = []
     saved = f"newest on disk: step {report.saved_step:,}" if report.saved_step >= 0 else "none is on disk"
-    parts.append(("Saves", (f"{plural(report.saves, 'durable save')}; {saved}",)))
+    saves = unsaved(view) or f"{plural(report.saves, 'durable save')}; {saved}"
+    parts.append(("Saves", (escape(saves),)))
     if view.memory_steps:
         kept = ", ".join(f"{role}: step {step:,}" for role, step in sorted(view.memory_steps.items())[:16])
         parts.append(("Kept in memory", (escape(kept),)))

@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.core.types import Blame, Verdict
+from everstep.observe.unsaved import unsaved
 from everstep.observe.view import IncidentView, View
 from everstep.observe.viewer import Viewer
 
@@ -84,6 +85,7 @@ class Summary(msgspec.Struct):
     step_s: float = 0.0  # median over the record's intervals, weighted by steps, or if `recent`, of the newest ones
     recent: bool = False
     effective_s: float = 0.0
+    unsaved: str = ""  # the job ended, and nothing of it is on disk: why
 
     @property
     def ettr(self) -> float:
@@ -115,6 +117,7 @@ def brief(view: View) -> Summary:
         num_incidents=view.num_incidents, downtime_s=view.downtime_s, restarts=view.restarts,
         controller_lives=view.term, steps=view.steps, redone_steps=view.redone_steps, total_step=view.step,
         last_save_step=view.saved_step, step_s=view.step_s, recent=True, effective_s=view.ettr * wall_s,
+        unsaved=unsaved(view),
     )  # fmt: skip
 
 
@@ -295,6 +298,7 @@ class _Fold:
         summary.restarts = max(0, len(summary.epochs) - 1)
         summary.redone_steps = sum(x.redone_steps for x in summary.epochs)
         summary.effective_s = self.viewer.effective_s
+        summary.unsaved = unsaved(self.viewer.view)
         summary.step_s = _weighted_median(self.intervals)
         return summary
 

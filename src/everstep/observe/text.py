@@ -176,7 +176,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("script", summary.script),
         ("wall time", duration(summary.wall_s)),
         ("steps", f"{summary.steps} made{redone}{step}{reached}" if summary.steps else "none seen"),
-        ("last save", f"at step {summary.last_save_step}" if summary.last_save_step >= 0 else "none seen"),
+        ("last save", f"at step {summary.last_save_step}" if summary.last_save_step >= 0 else _none_saved(summary)),
         ("workers", f"{summary.epochs[-1].world_size} on {nodes} node{'s' * (nodes != 1)}" if nodes else ""),
         ("epochs", f"{summary.restarts + 1} ({summary.restarts} restarts)" if summary.restarts else ""),
         ("controller", f"{summary.controller_lives} lives" if summary.controller_lives > 1 else ""),
@@ -184,6 +184,10 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
         ("ETTR", f"{summary.ettr:.1%} ({duration(summary.effective_s)} of new steps)" if summary.steps else ""),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _none_saved(summary: Summary) -> str:
+    return f"none seen; {summary.unsaved}" if summary.unsaved else "none seen"
 
 
 def _downtime(summary: Summary) -> str:

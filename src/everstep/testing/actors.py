@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.control import node as n
+from everstep.control.urgency import MERGE_S
 from everstep.core.formation import Formation, SessionReport
 from everstep.core.types import Activity, Directive, Exit, ExitCause, NodeReport
 from everstep.testing import trace
@@ -39,6 +40,7 @@ class SimAgent:
         self.sweeping = 0
         self.tick_due_s = math.inf
         self.refresh_due = False
+        self.held_s = 0.0  # when the report is sent that may wait for later changes; 0: there is none
         report = NodeReport(name, f"{name}.{life}", 1, self.now(), slots, f"10.0.0.{name[1:]}", 20_000)
         self.node = n.Node(report, fence_s=cluster.spec.fence_s)
         self.connect_soon(0.3)
@@ -91,8 +93,8 @@ class SimAgent:
                 if self.sweeping != epoch:
                     self.sweeping = epoch
                     plan(rng.uniform(0.005, 0.1), self._swept, epoch)
-            case n.Report(report):
-                self.send(report)
+            case n.Report(report, soon):
+                self._send_soon() if soon else self.send(report)
             case n.Quit():
                 self.quit()
 
@@ -147,7 +149,17 @@ class SimAgent:
 
     # The link -------------------------------------------------------------------------------------------
 
+    def _send_soon(self) -> None:
+        if not self.held_s:
+            self.held_s = self.cluster.clock.now_s + MERGE_S
+            self.cluster.clock.at(self.held_s, self._send_held, self.held_s)
+
+    def _send_held(self, held_s: float) -> None:
+        if self.alive and held_s == self.held_s > 0.0:
+            self.send(self.node.report)
+
     def send(self, report: NodeReport) -> None:
+        self.held_s = 0.0
         if (
             self.connection is not None
             and not self.connection.send(UP, msgspec.structs.replace(report, sent_s=self.now()))
@@ -201,6 +213,7 @@ class SimAgent:
     def quit(self) -> None:
         if self.alive:
             self.cluster.truth.quits(self)
+            self._send_held(self.held_s)
             self._end()
 
     def die(self) -> None:
