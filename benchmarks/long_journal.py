@@ -1,10 +1,10 @@
 """A journal as a job of weeks on 1,000 workers writes it, without the job: for benchmarks/observability.py.
 
 The entries at the begin come from the controller's own machine, the others have the form and the number of those in
-journals of real jobs: once a second a step and metrics, once in 62.5 s all workers, at each save two reports of every
-node (asked for, on disk), at each incident the reports, decisions and formations of a crash and of the new worker that
-follows. An agent tells what changes within 20 ms as one (control.urgency): of the 8 members of one real node each phase
-of a formation was one report or two, and each save 1.5 to 2.
+journals of real jobs: once a second a step and metrics, once in 62.5 s all workers, once in 250 s the load of all, at
+each save two reports of every node (asked for, on disk), at each incident the reports, decisions and formations of a
+crash and of the new worker that follows. An agent tells what changes within 20 ms as one (control.urgency): of the 8
+members of one real node each phase of a formation was one report or two, and each save 1.5 to 2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NODES, SLOTS = 125, 8
 STEP_S = 2.0
 SAVE_S = 1800.0
 WORKERS_S = NODES * SLOTS / 16
-LOADS_S = NODES * SLOTS / 5
+LOADS_S = NODES * SLOTS / 4
 INCIDENTS_A_DAY = 5.0  # ten times Llama 3's rate of unexpected interruptions (419 in 54 days on 16,384 accelerators)
 STREAM = Stream(10**9, 4096, "1234", True, True)
 

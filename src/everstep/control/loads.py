@@ -1,7 +1,7 @@
 """How busy nodes and workers are, from their agents' samples into the journal: seldom, all nodes in one record.
 
 A record tells the mean since the one before, so that a rare one misses nothing that lasts. A month of 1,000 workers
-keeps them all: one in 200 s there, and one in 10 s up to 50 workers; closed segments keep fewer (`compaction`).
+keeps them all: one in 250 s there, and one in 10 s up to 40 workers; closed segments keep fewer (`compaction`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from everstep.core import events as e
 from everstep.core.load import NodeLoad, mean
 from everstep.core.types import NodeProgress
 
-EVERY_S, WORKERS_PER_S = 10.0, 5  # a record in the first, or when so many of its workers a second are written
+EVERY_S, WORKERS_PER_S = 10.0, 4  # a record in the first, or when so many of its workers a second are written
 FIRST_S = 6.0  # from the first sample: by then all nodes have sent one
 LEAST_S = 5.0  # between two of them, whatever happens
 MOST_SAMPLES = 64  # of a node in one record
