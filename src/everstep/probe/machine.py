@@ -42,14 +42,23 @@ def load(before: Counters, now: Counters) -> NodeLoad:
     """What the machine did between these two, and what it has left now."""
     cpus, took_s = os.cpu_count() or 1, max(now.at_s - before.at_s, 1e-6)
     ticks = now.ticks - before.ticks
-    shm = os.statvfs(host.SHM)
+    shm_free, shm = _shm()
     return NodeLoad(
         busy_percent=round(100 * cpus * (now.busy - before.busy) / ticks) if ticks > 0 else -1,
         cpus=cpus,
         free_mb=max(0, int(host.available_bytes() / MB)),
         memory_mb=int(host.memory_bytes() / MB),
-        shm_free_mb=shm.f_bavail * shm.f_frsize // MB,
-        shm_mb=shm.f_blocks * shm.f_frsize // MB,
+        shm_free_mb=shm_free,
+        shm_mb=shm,
         in_kb_per_s=round(max(0, now.in_bytes - before.in_bytes) / took_s / KB),
         out_kb_per_s=round(max(0, now.out_bytes - before.out_bytes) / took_s / KB),
     )
+
+
+def _shm() -> tuple[int, int]:
+    """Free and in all; not known where a container has none."""
+    try:
+        found = os.statvfs(host.SHM)
+    except OSError:
+        return -1, 0
+    return found.f_bavail * found.f_frsize // MB, found.f_blocks * found.f_frsize // MB
