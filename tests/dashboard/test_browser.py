@@ -118,7 +118,8 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         expect(page.locator("#map-facts")).to_contain_text("217")
         busy = server.view.loads["gpu-a027.cluster"]
         device = f"{busy.devices[1].busy_percent} % busy, 83 % of 80 GiB"
-        for text in (f"{busy.workers[1]} % of one", device):
+        node = [f"{100 * busy.cpu_share:.0f} % of 192", f"{100 * busy.memory_share:.0f} % of 1.84 TiB"]
+        for text in (f"{busy.workers[1]} % of one", device, *node, "200 MiB/s in"):
             expect(page.locator("#map-facts")).to_contain_text(text)
         output = page.get_by_role("link", name="its output")
         assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
