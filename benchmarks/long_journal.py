@@ -1,10 +1,10 @@
 """A journal as a job of weeks on 1,000 workers writes it, without the job: for benchmarks/observability.py.
 
 The entries at the begin come from the controller's own machine, the others have the form and the number of those in
-journals of real jobs: once a second a step and metrics, once in 62.5 s all workers, at each save two reports of every
-node (asked for, on disk), at each incident the reports, decisions and formations of a crash and of the new worker that
-follows. An agent tells what changes within 20 ms as one (control.urgency): of the 8 members of one real node each phase
-of a formation was one report or two, and each save 1.5 to 2.
+journals of real jobs: once a second a step and metrics, once in 62.5 s all workers, once in 250 s the load of all, at
+each save two reports of every node (asked for, on disk), at each incident the reports, decisions and formations of a
+crash and of the new worker that follows. An agent tells what changes within 20 ms as one (control.urgency): of the 8
+members of one real node each phase of a formation was one report or two, and each save 1.5 to 2.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from everstep.core import events as e
 from everstep.core.dealing import RECENT, Dealing, Stream
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.load import DeviceLoad, NodeLoad, mean
 from everstep.core.saves import Saves
 from everstep.core.types import Activity, Blame, Exit, ExitCause, JobSpec, NodeReport, WorkerReport
 
@@ -31,6 +32,7 @@ STEP_S = 2.0
 SAVE_S = 1800.0
 NEWCOMER_S = 10.0  # until a dead worker's place has a new one; the others go on meanwhile
 WORKERS_S = NODES * SLOTS / 16
+LOADS_S = NODES * SLOTS / 4
 INCIDENTS_A_DAY = 5.0  # ten times Llama 3's rate of unexpected interruptions (419 in 54 days on 16,384 accelerators)
 STREAM = Stream(10**9, 4096, "1234", True, True)
 
@@ -38,7 +40,8 @@ STREAM = Stream(10**9, 4096, "1234", True, True)
 class LongJob:
     """`entries(days)` gives (time, epoch, event)."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, loads: bool = True) -> None:
+        self.loads, self.chance = loads, random.Random(seed)  # of loads: what else happens is the same without them
         self.rng = random.Random(seed)
         self.now = 100.0
         self.job = Job(JobSpec("gpt-30b", NODES - 5, NODES, script="train.py"))
@@ -51,7 +54,7 @@ class LongJob:
         for event in self._begin():
             yield self.now, self.epoch, event
         begun = self.now
-        save_s, workers_s, incident_s = begun + SAVE_S, begun, begun + self._gap()
+        save_s, workers_s, loads_s, incident_s = begun + SAVE_S, begun, begun + LOADS_S / 2, begun + self._gap()
         while self.now < begun + days * 86400:
             self.now += 1.0
             self.step = int((self.now - begun) / STEP_S)
@@ -64,6 +67,9 @@ class LongJob:
             if self.now >= workers_s:
                 workers_s += WORKERS_S
                 yield self.now, self.epoch, self._workers()
+            if self.now >= loads_s and self.loads:
+                loads_s += LOADS_S
+                yield self.now, self.epoch, self._loads()
             if self.now >= save_s:
                 save_s += SAVE_S
                 yield from ((self.now, self.epoch, event) for event in self._save())
@@ -84,6 +90,18 @@ class LongJob:
     def _workers(self) -> e.WorkersSeen:
         own_s = tuple(round(self.rng.gauss(1.8, 0.02), 4) for _ in range(NODES * SLOTS))
         return e.WorkersSeen(self.epoch, own_s, tuple(self.rng.randrange(10**10, 2 * 10**10) for _ in own_s))
+
+    def _loads(self) -> e.LoadSeen:
+        rng = self.chance
+
+        def load() -> NodeLoad:
+            workers = tuple(round(rng.gauss(140, 10)) for _ in range(SLOTS))
+            devices = (DeviceLoad(rng.randrange(92, 99), rng.randrange(82, 88), 60) for _ in workers)
+            left, shm = rng.randrange(1_500_000, 1_600_000), rng.randrange(900_000, 1_000_000)
+            net, busy = (rng.randrange(400_000), rng.randrange(400_000)), sum(workers) + rng.randrange(100)
+            return NodeLoad(busy, 192, left, 2_027_000, shm, 1_013_500, *net, workers, 85_899, tuple(devices))
+
+        return e.LoadSeen({node: mean([load()]) for node in self.reports})
 
     # Events ---------------------------------------------------------------------------------------------
 

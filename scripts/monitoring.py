@@ -32,7 +32,7 @@ This page is made from `src/everstep/observe/metrics.py`, the table of all names
   `productive` to `detection` once a fault is known. Use `delta` of it, not `rate`.
 - What is not known yet is not there, and so matches no alert.
 - Workers' times and memory are told as their least, median and greatest (`over_workers`): as many series for 8 workers
-  as for 8,000.
+  as for 8,000. So is the load of nodes and devices (`over_nodes`, `over_devices`).
 """
 SCRAPE = """
 ## Set it up
@@ -179,6 +179,25 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Nodes", (("everstep_nodes", "{{state}}"),), stacked=True),
         Panel("Workers", (("everstep_workers", "{{state}}"),), stacked=True),
         Panel("Resident memory of a worker", (("everstep_worker_resident_bytes", SPREAD),), "bytes"),
+        Panel("Processors that a worker uses", (("everstep_worker_processors", SPREAD),)),
+        Panel(
+            "Load of nodes",
+            (
+                ("everstep_node_processors_busy_ratio", "processors, {{over_nodes}}"),
+                ("everstep_node_memory_used_ratio", "memory, {{over_nodes}}"),
+                ("everstep_node_shm_used_ratio", "/dev/shm, {{over_nodes}}"),
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "Load of devices",
+            (
+                ("everstep_device_busy_ratio", "busy, {{over_devices}}"),
+                ("everstep_device_memory_used_ratio", "memory, {{over_devices}}"),
+            ),
+            "percentunit",
+        ),
+        Panel("Temperature of devices", (("everstep_device_temperature_celsius", "{{over_devices}}"),), "celsius"),
     ),
     "Incidents": (
         Panel("Incidents", (("everstep_incidents_total > 0", "{{kind}}"),)),

@@ -18,12 +18,17 @@ from everstep.core import events as e
 from everstep.core.config import Report, RunConfig
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.errors import ExitCode
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.types import Blame, EpochPlan, Exit, ExitCause, JobSpec, Member
 from everstep.observe.progress import line
 from everstep.observe.view import KEPT_INCIDENTS, Fleet, IncidentView, View
 
 KILLED = (Blame(1, "node0", "signal", "was killed by signal 9"),)
 DECISION = Decision(Action.RESPAWN, 2.0, "1 s down", "node0", (Alternative(Action.STOP, 7200.0, "3600 s down"),))
+
+
+def load(busy: int, free: int, workers: tuple[int, ...], device: int) -> e.LoadSeen:
+    return e.LoadSeen({"node0": NodeLoad(busy, 8, free, 1000, workers=workers, devices=(DeviceLoad(device, 90, 60),))})
 
 
 def story() -> list[tuple[float, e.AnyEvent]]:
@@ -41,6 +46,7 @@ def story() -> list[tuple[float, e.AnyEvent]]:
         (13.0, e.EpochFormed(again)), (13.1, e.StageChanged("forming", "running")),
         *((14.0 + 0.25 * n, e.StepsSeen(2, n + 1, n + 41, 14.0 + 0.25 * n, 14.0)) for n in range(0, 50, 5)),
         (14.0, e.IncidentClosed("I001", "recovered", 2.25, {"detect": 0.25, "stop": 1.0, "first-step": 1.0})),
+        (15.0, load(600, 100, (100, 250), 80)), (25.0, load(200, 20, (100, 150), 60)),
         (27.0, e.JobEnded(0, "every worker ran to its end")),
     ]  # fmt: skip
 
@@ -65,6 +71,8 @@ def test_report(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     text = said(capsys, "report", str(run), "--price", "2.5")
     assert "The job finished after 27.0 s" in text and "Training stood still for 2.2 s" in text
     html = (run / "report.html").read_text()
+    for told in ("processors 50% busy", "98% used at most, on node0", "node0/1, 250 % of a processor", "devices 70%"):
+        assert told in html
     assert "last words" in html and "x" * 6200 not in html, "the end of the culprit's log is quoted"
     assert 'href="incidents/I001/rank1-log.txt"' in html
     data = json.loads((run / "report.json").read_bytes())
@@ -189,7 +197,8 @@ def test_a_long_journal_is_not_read_from_its_begin(tmp_path: Path, capsys: pytes
 
 def test_top_prints_a_screen_where_there_is_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "top", str(run))
-    for part in ("job  finished", "throughput", "productive", "node0", "I001", "rank 1 on node0", "recovered"):
+    parts = ("job  finished", "throughput", "productive", "node0", "I001", "rank 1 on node0", "recovered")
+    for part in (*parts, "▃ 25%", "█ 98%", "▅ 60%"):
         assert part in text
     assert "\x1b" not in text
 

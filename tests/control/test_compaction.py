@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.control.compaction import EVERY_S, NEAR_S, ROUTINE, TICKS, Line, compact
+from everstep.control.compaction import EVERY_S, NEAR_S, RARE_S, ROUTINE, TICKS, Line, compact
 
-KINDS = ("StepsSeen", "MetricsSeen", "WorkersSeen", "NodeReported", "IncidentOpened", "Ticked")
+KINDS = ("StepsSeen", "MetricsSeen", "WorkersSeen", "LoadSeen", "NodeReported", "IncidentOpened", "Ticked")
 
 
 def lines(*told: tuple[str, float]) -> list[Line]:
@@ -39,6 +39,12 @@ def test_the_last_step_before_a_hang_stays_however_long_ago_it_was() -> None:
     assert told[-1] in stays and told[0] in stays and len(stays) < 30
 
 
+def test_of_long_ones_fewer_stay_but_for_what_changes_the_job() -> None:
+    told = [("LoadSeen", float(second)) for second in range(0, 20_000, 200)]
+    stays = kept(lines(*told[:50], ("IncidentOpened", 9850.0), *told[50:]))
+    assert [t_s for kind, t_s in stays if kind == "LoadSeen"] == [0, RARE_S["LoadSeen"], 9800, 10_000, 17_200, 19_800]
+
+
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.floats(0, 40)), max_size=60))
 def test_what_stays(gaps: list[tuple[str, float]]) -> None:
     now, told = 0.0, []
@@ -55,7 +61,8 @@ def test_what_stays(gaps: list[tuple[str, float]]) -> None:
         mine = [line for line in whole if line.kind == kind]
         gone = [line for line in mine if line.data not in data]
         for line in gone:
-            before = [other for other in mine if other.data in data and line.t_s - EVERY_S <= other.t_s <= line.t_s]
+            every_s = RARE_S.get(kind, EVERY_S)
+            before = [other for other in mine if other.data in data and 0 <= line.t_s - other.t_s <= every_s]
             assert before, "one of its kind stays within the time before it"
             changes = [each.t_s for each in whole if each.kind not in TICKS and each.kind not in ROUTINE]
             assert all(abs(line.t_s - t_s) > NEAR_S for t_s in changes)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from everstep.control.oom import OomWatch, explain_signal
+from everstep.core.load import NodeLoad
 from everstep.core.types import ExitCause
 
 LIMIT_BYTES = 64 << 20
@@ -49,6 +50,15 @@ def test_a_real_out_of_memory_kill_is_counted(small_cgroup: Callable[[int], Path
     assert cause is ExitCause.OOM
     assert "1 out-of-memory kill in this job's cgroup; last seen with 63 MB resident" in text
     assert "the cgroup's memory limit is 67 MB" in text
+
+
+def test_the_last_look_at_the_machine_shows_in_the_hint() -> None:
+    watch = OomWatch()
+    watch.last = NodeLoad(free_mb=120, memory_mb=64_000, shm_free_mb=3)
+    said = "a few seconds before, 120 MB of the node's memory were left, and 3 MB of /dev/shm"
+    assert said in explain_signal(
+        9, sent_by_us=False, grace_exceeded=False, oom_before=0, oom_after=1, last_rss=0, hint=watch.hint()
+    )[1]  # fmt: skip
 
 
 def test_a_kill_by_hand_is_not_counted() -> None:

@@ -8,6 +8,7 @@ import random
 import msgspec
 
 from everstep.core.decisions import Action, Alternative
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.types import Blame, Verdict
 from everstep.observe.view import (
     AlertView,
@@ -158,6 +159,10 @@ def small(span_s: float = 740.0) -> View:
             roles=[0, 1, 2, 3], own_s=[0.301, 0.307, 0.372, -1],
             rss_bytes=[1 << 30, 1 << 30, 1_210_000_000, 900_000_000],
         ),
+        loads={
+            "node1": NodeLoad(390, 8, 5_300, 33_500, 9_000, 16_800, 120, 95, (98, 171)),
+            "node3": NodeLoad(210, 8, 1_200, 33_500, 16_000, 16_800, 0, 2_400, (100, 104)),
+        },
         fleet=Fleet(4, 4, 0, 0, 0), incidents=incidents, num_incidents=3, by_kind={"crash": 1, "hang": 1, "slow": 1},
         by_cause={"signal": 1, "collective": 1, "forward": 1}, downtime_s=37.81,
         saves=[SaveView(step, step * 0.43, step * 0.43 + 1.3) for step in range(200, 1600, 200)]
@@ -195,6 +200,7 @@ def large(workers: int = 1000) -> View:
     view = small(span_s)
     return msgspec.structs.replace(
         view, job="llm-70b", step=612_345, goal=1_000_000, steps=613_001, redone_steps=656, epoch=214, restarts=213,
+        loads={node.name: busy(chance) for node in nodes if node.state is not NodeState.LOST},
         nodes=nodes, fleet=Fleet(workers, workers - 10, 8, 2, 1), incidents=made, num_incidents=431,
         by_kind={"crash": 201, "hang": 41, "slow": 120, "node-lost": 69}, downtime_s=4210.0, ettr=0.9834,
         workers=Workers(
@@ -207,6 +213,14 @@ def large(workers: int = 1000) -> View:
         buckets=scaled(view, workers * span_s), redone=[(90_000.0, 91_500.0)],
         costs={"signal": 9.1e6, "device-memory": 4.2e6, "network": 3e6, "forward": 2e6, "disk": 1e5, "host": 9e4},
     )  # fmt: skip
+
+
+def busy(chance: random.Random) -> NodeLoad:
+    """Of eight workers, each with a device."""
+    workers = tuple(chance.randrange(90, 400) for _ in range(8))
+    devices = tuple(DeviceLoad(chance.randrange(60, 100), 83, chance.randrange(55, 75)) for _ in workers)
+    machine = (sum(workers) + 300, 192, chance.randrange(20_000, 1_500_000), 2_027_000, 900_000, 1_013_500)
+    return NodeLoad(*machine, 210_000, 190_000, workers, 85_899, devices)
 
 
 def scaled(view: View, total_s: float) -> dict[str, float]:
@@ -229,7 +243,7 @@ def huge(total: int = 100_000) -> View:
         view, job="year-100k", script="examples/scenarios/year-100k.toml", simulated=True, now_s=span_s,
         workers=Workers(), fleet=Fleet(total, 98_740, 640, 620, 3),
         nodes=[NodeView(f"n{i}", slots=8, incidents=1) for i in range(12)],
-        last_step_s=span_s - 40, incidents=made, memory_steps={}, redone=[],
+        loads={}, last_step_s=span_s - 40, incidents=made, memory_steps={}, redone=[],
         series=curves(span_s, 1000, 98_740, [], 4), bucket_series=shares(span_s, 1000, []),
         buckets=scaled(view, total * span_s), submitted_wall_s=0.0, step_s=31.0,
         costs={cause: s * 12_000 for cause, s in view.costs.items()},

@@ -116,6 +116,11 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         page.keyboard.press("m")
         page.keyboard.press("n")
         expect(page.locator("#map-facts")).to_contain_text("217")
+        busy = server.view.loads["gpu-a027.cluster"]
+        device = f"{busy.devices[1].busy_percent} % busy, 83 % of 80 GiB"
+        node = [f"{100 * busy.cpu_share:.0f} % of 192", f"{100 * busy.memory_share:.0f} % of 1.84 TiB"]
+        for text in (f"{busy.workers[1]} % of one", device, *node, "200 MiB/s in"):
+            expect(page.locator("#map-facts")).to_contain_text(text)
         output = page.get_by_role("link", name="its output")
         assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
         page.keyboard.press("n")
@@ -126,6 +131,11 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         expect(page.locator("#node-rows th").first).to_have_text("gpu-a063.cluster")
         page.locator("#node-sort").select_option("slow")
         expect(page.locator("#node-rows th").first).to_have_text("gpu-a087.cluster")
+        idlest = min(server.view.loads.items(), key=lambda item: item[1].device_share)
+        page.locator("#node-sort").select_option("idle")
+        expect(page.locator("#node-rows th").first).to_have_text(idlest[0])
+        bar = page.locator("#node-rows .device-cell .meter span").first
+        assert f"width: {round(100 * idlest[1].device_share)}%" in (bar.get_attribute("style") or "")
         page.locator("#node-filter").fill("a027")
         expect(page.locator("#node-rows tr")).to_have_count(1)
         page.locator("#map-title").click()  # out of the field

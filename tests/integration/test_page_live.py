@@ -143,11 +143,15 @@ def test_a_live_job_and_its_record(tmp_path: Path) -> None:
             late = lateness(run, live.page)
             for each, (late_s, busy_s) in late.items():
                 print(f"{late_s:.2f} s, a request {busy_s:.2f} s: {each.text}")
+            live.page.get_by_role("button", name="As a table").click()
+            expect(live.page.locator("#node-rows", has=live.page.locator(".meter:visible"))).to_contain_text("%")
             assert live.wrong == []
             run.signal(signal.SIGTERM)
             expect(live.page.locator(STATUS)).to_have_text("Stopped")
             live.page.close()  # its server ends with the job
             assert run.wait() == 128 + signal.SIGTERM
+        told_of = [load for record in run.events(e.LoadSeen) for load in record.nodes.values()]
+        assert any(percent > 0 for load in told_of for percent in load.workers)
         assert {each.selector for each in late} == {INCIDENT, EPOCH, LEGEND} and len(late) >= 7
         assert [x for x in late.items() if not x[1].late_s < SHOWN_S + HANDS * x[1].busy_s] == []
         with replayed(run) as url:

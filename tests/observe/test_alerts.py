@@ -17,6 +17,7 @@ import monitoring
 import promql
 import pytest
 
+from everstep.core.load import NodeLoad
 from everstep.observe.metrics import JOB, METRICS
 from everstep.observe.view import AlertView, Fleet, IncidentView, SaveView, View
 
@@ -35,7 +36,8 @@ def healthy(minute: int) -> View:
         job="gpt", now_s=now, stage="running", epoch=2, term=1, step=30 * minute, steps=30 * minute, step_s=2.0,
         last_step_s=now - 1, metrics={"loss": 2.0}, fleet=Fleet(total=8, acting=7, spare=1), saves=saves,
         num_saves=done, saved_step=300 * done, ettr=0.98, downtime_s=30.0, by_kind={"crash": 1, "drain": 1},
-        buckets={"productive": 6.9 * now, "recovery": 0.1 * now, "idle standby": now}, entries=60 * minute,
+        loads={"node0": NodeLoad(390, 8, 300, 1000)}, entries=60 * minute,
+        buckets={"productive": 6.9 * now, "recovery": 0.1 * now, "idle standby": now},
     )  # fmt: skip
 
 
@@ -105,6 +107,7 @@ SICK: dict[str, Callable[[View], None]] = {
     "EverstepDowntime": lambda view: setattr(view, "downtime_s", 700.0),
     "EverstepGoodputLow": unproductive,
     "EverstepCapacityMissing": lacks,
+    "EverstepMemoryShort": lambda view: view.loads.update(node0=NodeLoad(100, 8, 20, 1000)),
     "EverstepSparesGone": spareless,
     "EverstepStraggler": lambda view: opened(view, "slow"),
     "EverstepAnomaly": lambda view: opened(view, "anomaly"),

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from everstep.core import events as e
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.observe.metrics import JOB, METRICS, prometheus_text
 from everstep.observe.view import (
     AlertView,
@@ -51,6 +52,7 @@ def whole(num_workers: int = 8, names: int = 2) -> View:
         by_kind={"crash": 1, "slow": 1} | {f"kind{i}": 1 for i in range(names)},
         by_cause={f"cause{i}": i for i in range(names)}, downtime_s=3.5,
         saves=[SaveView(10, 20.0, 25.0), SaveView(20, 45.0, 55.0), SaveView(30, 70.0, 75.0), SaveView(40, 98.0)],
+        loads={"node0": NodeLoad(400, 8, 300, 1000, 90, 100, 1, 1, (150, 50), 80, (DeviceLoad(90, 75, 61),) * 2)},
         num_saves=3, saved_step=30, saves_failed=1, memory_steps={"0": 39, "1": 40},
         epochs=[EpochView(1, 1.0, 8), EpochView(2, 55.0, 7, links_kept=5, links_new=2)],
         alerts=[AlertView(10.0, "jitter", ""), AlertView(60.0, "jitter", "")],
@@ -99,6 +101,10 @@ def test_every_name_is_told() -> None:
         ("workers", {"state": "slow"}, 1),
         ("worker_step_seconds", {"over_workers": "max"}, 0.8),
         ("worker_step_seconds", {"over_workers": "median"}, 0.5),
+        ("worker_processors", {"over_workers": "max"}, 1.5),
+        ("node_processors_busy_ratio", {"over_nodes": "median"}, 0.5),
+        ("node_memory_used_ratio", {"over_nodes": "max"}, 0.7),
+        ("device_busy_ratio", {"over_devices": "min"}, 0.9),
         ("incidents_total", {"kind": "crash"}, 1),
         ("incidents_total", {"kind": "hang"}, 0),
         ("incidents_open", {"kind": "slow"}, 1),
@@ -144,7 +150,7 @@ def test_a_save_that_a_newer_one_overtook_is_not_waited_for() -> None:
 
 def test_few_series_however_large_the_job() -> None:
     small, large = len(read(whole())), len(read(whole(4000, names=500)))
-    assert small < 120
+    assert small < 150
     assert large < small + 64 + 3 * 33 + 1
     assert value(whole(8, names=500), "everstep_lost_accelerator_seconds", cause="other") == 2.0 * (500 - 32)
 

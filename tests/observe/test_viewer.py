@@ -14,6 +14,7 @@ from told_jobs import Told, folded
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative, Decision
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.types import (
     Blame,
     EpochPlan,
@@ -100,6 +101,8 @@ def long_job(rounds: int) -> Iterator[e.Entry]:
     seats = tuple(Seat(f"{name}/{k}#0", name, "h" * 36, "10.0.0.1:12345") for name in names for k in range(SLOTS))
     yield entry(e.FormationMade(Formation(1, seats, False, 0)))
     step, why = 0, "some words about it, as long as these are " * 8
+    devices = (DeviceLoad(97, 83, 61),) * 8
+    busy = NodeLoad(6341, 128, 10**6, 10**6, 10**6, 10**6, 10**5, 10**5, (125,) * 8, 10**5, devices)
     others = tuple(Alternative(action, 1.5, why[:100]) for action in Action)
     for number in range(rounds):
         for _ in range(15):
@@ -108,6 +111,7 @@ def long_job(rounds: int) -> Iterator[e.Entry]:
             yield entry(e.StepsSeen(1, step, step, at_s, 1.0))
             yield entry(e.MetricsSeen(step, {f"metric_{n}": 1 / (step + n) for n in range(70)}))
         yield entry(e.WorkersSeen(1, (0.123456789,) * len(seats), (1 << 35,) * len(seats)))
+        yield entry(e.LoadSeen(dict.fromkeys(names, busy)))
         victim = names[number % NODES]
         at_s += 1.0
         for rank in range(SLOTS):
@@ -139,6 +143,23 @@ def test_a_year_with_1000_workers_stays_below_a_megabyte() -> None:
     assert sum(view.by_cause.values()) == 270 and len(view.by_cause) <= 65
     lost = sum(view.costs.values())
     assert lost + view.buckets["productive"] == pytest.approx(sum(view.buckets.values()))
+
+
+def test_the_load_of_nodes_outlives_those_that_are_lost(journal: list[e.Entry]) -> None:
+    """Whom the newest record does not name is not known; who is lost has none, and the others keep theirs."""
+    viewer, last = folded(journal[:-1]), journal[-1]
+    both = e.LoadSeen({"node0": NodeLoad(150, 2, workers=(100, 50)), "node1": NodeLoad(10, 2)})
+
+    def told(*events: e.AnyEvent) -> dict[str, NodeLoad]:
+        for event in events:
+            viewer.add(msgspec.structs.replace(last, event=event))
+        return Viewer.load(viewer.dump()).view.loads
+
+    assert told(both) == both.nodes
+    assert told(e.NodeLost("node1", "inc1", NodeLoss.CLOSED)) == {"node0": both.nodes["node0"]}
+    assert len(both.nodes) == 2  # the entry is not touched
+    assert told(e.LoadSeen({"node1": NodeLoad(20, 2)})) == {"node1": NodeLoad(20, 2)}
+    assert told(last.event, both) == {"node1": NodeLoad(20, 2)}  # a job that has ended stays as it was then
 
 
 def test_nodes_that_never_come_back_are_forgotten() -> None:

@@ -29,6 +29,7 @@ from everstep.control import sockets, sweep
 from everstep.control.crew import Crew
 from everstep.control.kernel import KernelLog
 from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, SpawnRequest, Warm
+from everstep.control.load import LoadSampler
 from everstep.control.oom import OomWatch
 from everstep.control.output import Console, Tail
 from everstep.control.preflight import KEY as EXAM
@@ -83,6 +84,7 @@ class Agent:
             exit_s=self.config.hang.exit_s,
         )
         self.oom = OomWatch()
+        self.load = LoadSampler()
         self.kernel = KernelLog(self.config.logs.kernel)
         self.spawner: Spawner = self._make_spawner()
         self.preflight = Preflight(options, self.place.zygote_env(), self._examined)
@@ -379,8 +381,9 @@ class Agent:
             return
         now_ns = time.monotonic_ns()
         workers = tuple(w.progress(now_ns) for w in self.crew.workers.values()) if self.crew else ()
-        epoch = self.node.report.epoch
-        self.link.send(NodeProgress(self.options.node, self.incarnation, epoch, time.monotonic(), workers))
+        epoch, load = self.node.report.epoch, self.load.take(self.crew.pids() if self.crew else {})
+        self.oom.last = load or self.oom.last
+        self.link.send(NodeProgress(self.options.node, self.incarnation, epoch, time.monotonic(), workers, load))
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -399,6 +402,7 @@ class Agent:
         await self.spawner.start()
         self.preflight.begin(self.spawner, time.monotonic())
         self.tail.start()
+        self.load.start()
         running = [
             asyncio.create_task(work)
             for work in (
@@ -420,6 +424,7 @@ class Agent:
         return self.exit_code
 
     async def _close(self) -> None:
+        self.load.close()
         self._report_held()
         await self.tail.close()
         await self.spawner.close()

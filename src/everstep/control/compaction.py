@@ -15,8 +15,9 @@ import msgspec
 
 EVERY_S = 10.0
 NEAR_S = 30.0
+RARE_S = {"LoadSeen": 7200.0}  # long ones, of which fewer stay, and none for the ends of a segment
 
-TICKS = frozenset(("StepsSeen", "MetricsSeen", "WorkersSeen"))
+TICKS = frozenset(("StepsSeen", "MetricsSeen", "WorkersSeen", "LoadSeen"))
 # These change nothing: they come and go while all is well.
 ROUTINE = frozenset(("NodeReported", "SaveRequested", "SaveDurable", "CostLearned", "Ticked"))
 
@@ -58,24 +59,24 @@ class _Compaction:
         return self._leave(line.t_s)
 
     def end(self, last: Line) -> Iterator[Line]:
-        self._changed(last.t_s)
+        self._changed(last.t_s, ends=True)
         return (line for line in self._waiting if line.keep)
 
     def _stays(self, tick: Line) -> bool:
         if math.isnan(self._near_until_s):  # it begins the segment
-            self._changed(tick.t_s)
+            self._changed(tick.t_s, ends=True)
         kept_s = self._kept_s.get(tick.kind, -math.inf)
-        if tick.t_s <= self._near_until_s or not 0 <= tick.t_s - kept_s < EVERY_S:
+        if tick.t_s <= self._near_until_s or not 0 <= tick.t_s - kept_s < RARE_S.get(tick.kind, EVERY_S):
             self._kept_s[tick.kind] = tick.t_s
             return True
         return False
 
-    def _changed(self, now: float) -> None:
+    def _changed(self, now: float, ends: bool = False) -> None:
         for line in self._waiting:
             line.keep = line.keep or line.t_s >= now - NEAR_S
-        for line in self._newest.values():
-            line.keep = True
-        self._kept_s.clear()
+        for kind, line in self._newest.items():
+            line.keep = line.keep or not ends or kind not in RARE_S
+        self._kept_s = {kind: kept_s for kind, kept_s in self._kept_s.items() if ends and kind in RARE_S}
         self._near_until_s = now + NEAR_S
 
     def _leave(self, now: float) -> Iterator[Line]:

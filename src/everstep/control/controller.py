@@ -332,6 +332,7 @@ class Controller:
         return {"asked": self.job.save_asked}
 
     def _progressed(self, message: NodeProgress, now: float) -> None:
+        self._record_all(self.ticks.loads.saw(message, now), now)
         if message.epoch != self.job.epoch or self.job.plan is None:
             return
         ticks = self.ticks.saw(message, self.job, now)

@@ -292,6 +292,10 @@ class Crew:
                 asked.append(worker)
         return asked
 
+    def pids(self) -> dict[int, int]:
+        """By local rank, of those that run."""
+        return {k: worker.pid for k, worker in self.workers.items() if worker.pid and not worker.gone}
+
     def just_stepped(self) -> bool:
         """True once: when every worker has made its first step."""
         if self.stepped or not all(w.word(Word.FIRST_STEP_NS) for w in self.workers.values()):

@@ -15,6 +15,7 @@ import signal
 from pathlib import Path
 
 from everstep.control import procfs
+from everstep.core.load import NodeLoad
 from everstep.core.types import ExitCause
 
 _UNLIMITED = 1 << 60  # v1 says "no limit" with a number near 2**63
@@ -29,6 +30,7 @@ class OomWatch:
     def __init__(self, pid: int | None = None) -> None:
         self._top, self._group, self._v2 = _memory_cgroup(pid or os.getpid())
         self._file = self._counter_file()
+        self.last: NodeLoad | None = None  # how full the machine was, when it was looked at last
         self.host_wide = self._file == Path("/proc/vmstat")
 
     def _counter_file(self) -> Path:
@@ -65,6 +67,9 @@ class OomWatch:
             soft, _ = resource.getrlimit(getattr(resource, name))
             if soft != resource.RLIM_INFINITY:
                 words.append(f"{name} is {_size(soft)}")
+        if self.last is not None and self.last.free_mb >= 0:
+            left, shm = _size(self.last.free_mb * 10**6), _size(self.last.shm_free_mb * 10**6)
+            words.append(f"a few seconds before, {left} of the node's memory were left, and {shm} of /dev/shm")
         return ", ".join(words)
 
 

@@ -31,6 +31,7 @@ class ProcessSample(msgspec.Struct, frozen=True, gc=False):
     state: str  # R S D T t Z X I, as in proc(5)
     rss_bytes: int
     cpu_s: float  # user + system, all threads
+    children_s: float  # the same of children that ended and were waited for, and of theirs
     threads: int
     start_ticks: int  # 1 / TICKS_PER_S since boot (CLOCK_BOOTTIME)
     name: str
@@ -84,6 +85,7 @@ def sample(pid: int) -> ProcessSample | None:
         state=chr(field[0][0]),
         rss_bytes=int(field[21]) * PAGE_BYTES,
         cpu_s=(int(field[11]) + int(field[12])) / TICKS_PER_S,
+        children_s=(int(field[13]) + int(field[14])) / TICKS_PER_S,
         threads=int(field[17]),
         start_ticks=int(field[19]),
         name=raw[left + 1 : right].decode("utf-8", "replace"),

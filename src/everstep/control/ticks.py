@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from everstep.control.job import Job
+from everstep.control.loads import Loads
 from everstep.core import events as e
 from everstep.core.logged import Logged
 from everstep.core.types import NodeProgress, Phase, WorkerProgress
@@ -41,6 +42,7 @@ class Ticks:
     """Feed it the heartbeats of the running plan; `flush` before what ends something."""
 
     def __init__(self) -> None:
+        self.loads = Loads()
         self._epoch = 0
         self._workers: dict[int, _Worker] = {}
         self._told: Logged | None = None
@@ -58,7 +60,7 @@ class Ticks:
         return self._records(job, now, METRICS_S, self._due_s)
 
     def flush(self, job: Job, now: float) -> list[e.Record]:
-        return self._records(job, now, 0.0, self._seen_s + LEAST_S)
+        return [*self._records(job, now, 0.0, self._seen_s + LEAST_S), *self.loads.flush(now)]
 
     def _heard(self, worker: WorkerProgress, now: float) -> None:
         known = self._workers.setdefault(worker.rank, _Worker())

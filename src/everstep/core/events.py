@@ -12,6 +12,7 @@ from everstep.core.anomaly import Anomaly
 from everstep.core.dealing import Dealing
 from everstep.core.decisions import Decision
 from everstep.core.formation import Formation
+from everstep.core.load import NodeLoad
 from everstep.core.types import Blame, EpochPlan, Exit, JobSpec, NodeLoss, NodeReport, Verdict
 
 
@@ -317,6 +318,13 @@ class WorkersSeen(Event, frozen=True):
     kept_steps: tuple[int, ...] = ()
 
 
+class LoadSeen(Event, frozen=True):
+    """By node, spares too: how busy it, its workers and its devices were since the record before. Seldom: the more
+    workers, the more seldom. Who sent nothing since then is not in it."""
+
+    nodes: dict[str, NodeLoad]
+
+
 class FleetSeen(Event, frozen=True):
     """Accelerators of a job whose workers are not listed, after a change. `slow`: of those that act.
     `straggling`: share of the time of steps in which all wait for a slow one; `redundant`: share of the rest that is
@@ -382,6 +390,7 @@ Record = (
     | StepsSeen
     | MetricsSeen
     | WorkersSeen
+    | LoadSeen
     | FleetSeen
     | IncidentClosed
     | Alert

@@ -13,6 +13,7 @@ import enum
 import msgspec
 
 from everstep.core.formation import Formation, SessionReport
+from everstep.core.load import NodeLoad
 from everstep.core.logged import Logged
 from everstep.core.work import StepWork
 
@@ -133,6 +134,7 @@ class NodeProgress(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     sent_s: float
     workers: tuple[WorkerProgress, ...] = ()
+    load: NodeLoad | None = None  # a new sample, every few seconds
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.observe.view import Bucket, IncidentView, NodeState, SaveView, View, WorkerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -170,6 +171,24 @@ def resident_bytes(view: View) -> Labelled:
     return spread([size for size in view.workers.rss_bytes if size > 0])
 
 
+def over_nodes(read: Callable[[NodeLoad], float]) -> Read:
+    """`read`: of a node; -1 where it is not known."""
+    return lambda view: spread([value for load in view.loads.values() if (value := read(load)) >= 0])
+
+
+def over_devices(read: Callable[[DeviceLoad], float]) -> Read:
+    def told(view: View) -> Labelled:
+        values = [read(device) for load in view.loads.values() for device in load.devices]
+        return spread([value for value in values if value >= 0])
+
+    return told
+
+
+def worker_processors(view: View) -> Labelled:
+    shares = (share for load in view.loads.values() for share in load.workers)
+    return spread([share / 100 for share in shares if share >= 0])
+
+
 def incidents(view: View) -> Labelled:
     names = dict.fromkeys(KINDS, 0) | view.by_kind
     return bounded(names, len(KINDS) + MAX_CAUSES)
@@ -291,6 +310,28 @@ FLEET_METRICS = (
     gauge("workers", "Workers by what they do, standbys included.", worker_states, "state"),
     gauge("worker_step_seconds", "A worker's own time in a step, waits not counted.", own_step_s, "over_workers"),
     gauge("worker_resident_bytes", "Resident memory of a worker.", resident_bytes, "over_workers"),
+    gauge("worker_processors", "Processors that a worker and its children use.", worker_processors, "over_workers"),
+    gauge(
+        "node_processors_busy_ratio",
+        "Of a node's processors, those that work.",
+        over_nodes(lambda load: load.cpu_share),
+        "over_nodes",
+    ),
+    gauge("node_memory_used_ratio", "Of a node's memory.", over_nodes(lambda load: load.memory_share), "over_nodes"),
+    gauge("node_shm_used_ratio", "Of a node's /dev/shm.", over_nodes(lambda load: load.shm_share), "over_nodes"),
+    gauge(
+        "device_busy_ratio",
+        "Of the time, that in which a device ran something.",
+        over_devices(lambda device: device.busy_percent / 100),
+        "over_devices",
+    ),
+    gauge(
+        "device_memory_used_ratio",
+        "Of a device's memory.",
+        over_devices(lambda device: device.used_percent / 100),
+        "over_devices",
+    ),
+    gauge("device_temperature_celsius", "Of a device.", over_devices(lambda device: device.celsius), "over_devices"),
     gauge("accelerators", "Accelerators that the job has.", lambda v: v.fleet.total),
     gauge("accelerators_acting", "Those that train.", lambda v: v.fleet.acting),
     gauge("accelerators_spare", "Those that wait to take a place.", lambda v: v.fleet.spare),

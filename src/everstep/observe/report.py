@@ -31,7 +31,7 @@ from everstep.observe.text import advise, duration, who
 from everstep.observe.todo import ToDo, to_do
 from everstep.observe.units import HOUR_S, Price, accelerator_time, money, percent, plural
 from everstep.observe.unsaved import unsaved
-from everstep.observe.view import Bucket, IncidentView, View
+from everstep.observe.view import Bucket, IncidentView, Usage, View
 
 VERSION = 1
 
@@ -131,6 +131,7 @@ class Report(msgspec.Struct, frozen=True):
     saves: int
     saved_step: int
     alerts: tuple[str, ...]
+    usage: Usage  # of machines
 
 
 def make(view: View, price: Price = Price()) -> Report:  # noqa: B008 - frozen
@@ -145,6 +146,7 @@ def make(view: View, price: Price = Price()) -> Report:  # noqa: B008 - frozen
         view.num_incidents, sum(failures_by_kind(view).values()), charged(view) / HOUR_S,
         tuple(_told(incident, view, price) for incident in view.incidents), tuple(to_do(view)), dict(view.by_kind),
         view.num_saves, view.saved_step, tuple(f"{a.kind}: {a.text} ({duration(a.at_s)})" for a in view.alerts),
+        view.usage,
     )  # fmt: skip
 
 

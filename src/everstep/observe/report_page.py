@@ -30,6 +30,7 @@ from everstep.observe.units import (
     unit_for,
 )
 from everstep.observe.unsaved import unsaved
+from everstep.observe.usage import lines
 from everstep.observe.view import Bucket, IncidentView, View
 
 Value = TypeVar("Value")
@@ -282,6 +283,8 @@ def _state(report: Report, view: View) -> str:
         parts.append(("Kept in memory", (escape(kept),)))
     if view.nodes:
         parts.append(("Nodes", tuple(escape(line) for line in _nodes(view))))
+    if used := tuple(lines(view.usage)):
+        parts.append(("Load", tuple(escape(line) for line in used)))
     parts.append(("Restarts of the workers", (f"{view.restarts:,}; the controller's life is number {view.term:,}",)))
     if report.alerts:
         parts.append(("Alerts", tuple(escape(alert) for alert in report.alerts[-16:])))

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from everstep.core.load import NodeLoad
 from everstep.observe.explain import cost_s, state, still
 from everstep.observe.progress import acting, loss_of, pace
 from everstep.observe.text import duration, who
@@ -36,6 +37,7 @@ MARKS = {
     WorkerState.SLOW: ("S", "bright_yellow"), WorkerState.STOPPED: ("!", "bold red"), WorkerState.GONE: ("x", "red"),
 }  # fmt: skip
 LATELY_S = 600.0
+SCARCE = 0.95  # of a node's memory
 LATE = 1.1  # times the median: its mark turns yellow
 
 
@@ -133,7 +135,9 @@ def _nodes(view: View) -> RenderableType:
         words += f", {fleet.spare:,} spare, {fleet.missing:,} missing"
         return Text(words if fleet.total else "no node yet")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
-    for name in ("node", "state", "since", "workers", "incidents"):
+    told = [load for load in view.loads.values() if load.cpus]
+    loads = (*("cpu", "memory")[: 2 * bool(told)], *("devices",)[: any(load.devices for load in told)])
+    for name in ("node", "state", "since", *loads, "workers", "incidents"):
         table.add_column(name, no_wrap=name != "workers")
     shown = sorted(sorted(range(len(view.nodes)), key=lambda n: _rank(view, n))[:SHOWN_NODES])
     median = statistics.median(known) if (known := [s for s in view.workers.own_s if s > 0]) else 0.0
@@ -141,13 +145,24 @@ def _nodes(view: View) -> RenderableType:
     for number in shown:
         node = view.nodes[number]
         since = duration(max(0.0, view.now_s - node.since_s))
-        table.add_row(node.name, _node_state(node), since, _marks(view, number, median, per_node), str(node.incidents))
+        busy = _load(view.loads.get(node.name, NodeLoad()))[: len(loads)]
+        marks = _marks(view, number, median, per_node)
+        table.add_row(node.name, _node_state(node), since, *busy, marks, str(node.incidents))
     key = Text(KEY, style="bright_black")
     if len(view.nodes) > len(shown):
         states = Counter(node.state.value for node in view.nodes)
         counted = ", ".join(f"{count} {name}" for name, count in states.most_common())
         return Group(table, Text(f"{len(view.nodes)} nodes: {counted}", style="bright_black"), key)
     return Group(table, key)
+
+
+def _load(load: NodeLoad) -> list[Text]:
+    """Shares of processors, memory and devices that are in use, each with a small bar."""
+    texts = []
+    for share, most in ((load.cpu_share, 2.0), (load.memory_share, SCARCE), (load.device_share, 2.0)):
+        bar = BARS[min(len(BARS) - 1, int(share * len(BARS)))]
+        texts.append(Text(f"{bar} {share:.0%}" if share >= 0 else "-", style="bold red" if share > most else ""))
+    return texts
 
 
 def _rank(view: View, number: int) -> tuple[int, float, int]:

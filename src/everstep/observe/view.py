@@ -12,6 +12,7 @@ import enum
 import msgspec
 
 from everstep.core.decisions import Alternative
+from everstep.core.load import NodeLoad
 from everstep.core.types import Blame, Verdict
 
 # Newest ones that are kept whole; all are counted, and `incident_places` tells where the others are.
@@ -74,6 +75,21 @@ class Workers(msgspec.Struct):
     roles: list[int] = []  # of a session's member, -1: none
     own_s: list[float] = []  # newest, -1: not known
     rss_bytes: list[int] = []
+
+
+class Usage(msgspec.Struct):
+    """Of machines, over the whole job: shares from 0 to 1, means over nodes and time, and what was most."""
+
+    looks: int = 0
+    cpu_share: float = 0.0
+    memory_peak: float = -1.0
+    memory_node: str = ""
+    worker_percent: int = -1  # of a processor
+    worker: str = ""  # node/local_rank
+    device_looks: int = 0
+    device_share: float = 0.0
+    device_memory_peak: float = -1.0
+    device_memory_node: str = ""
 
 
 class Fleet(msgspec.Struct):
@@ -184,6 +200,8 @@ class View(msgspec.Struct):
     metrics: dict[str, float] = {}  # newest values that the script logged
     nodes: list[NodeView] = []
     workers: Workers = msgspec.field(default_factory=Workers)
+    loads: dict[str, NodeLoad] = {}  # newest, by the name of a node
+    usage: Usage = msgspec.field(default_factory=Usage)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     incidents: list[IncidentView] = []  # newest last
     num_incidents: int = 0

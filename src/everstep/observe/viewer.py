@@ -15,6 +15,7 @@ import msgspec
 
 from everstep.core import events as e
 from everstep.observe import goodput as g
+from everstep.observe import usage
 from everstep.observe.cases import ASIDE, OTHER, PLANNED, Sign, name_in
 from everstep.observe.known import VERSION, Known, Steps
 from everstep.observe.training import Training
@@ -47,7 +48,7 @@ class Viewer:
             e.JobEnded: self._ended, e.HangSuspected: self._suspected, e.HangJudged: self._hung,
             e.StopAsked: self._stop, e.Alert: self._alert, e.NodeJoined: self._joined, e.NodeLost: self._lost,
             e.DrainAsked: self._drains, e.NodeReported: self._reported, e.WorkerEnded: self._worker,
-            e.WorkersSeen: self._workers, e.FleetSeen: self._fleet, e.EpochFormed: self._epoch,
+            e.WorkersSeen: self._workers, e.LoadSeen: self._loads, e.FleetSeen: self._fleet, e.EpochFormed: self._epoch,
             e.FormationMade: self._formation, e.PlanAmended: self._amended, e.StepsSeen: self._steps,
             e.StateRestored: training.restored, e.StepResumed: training.resumed, e.MetricsSeen: training.metrics,
             e.SaveRequested: training.save_requested, e.SaveDurable: training.save_durable,
@@ -322,6 +323,7 @@ class Viewer:
         if self._view.ended:  # its agents leave
             return
         self._places.lost(self._view, event, at_s)
+        self._view.loads.pop(event.node, None)
         self._cases.sign(Sign(at_s, event.node, -1, f"{event.node} was lost: {event.how.value}"))
         self._count()
 
@@ -353,6 +355,11 @@ class Viewer:
 
     def _workers(self, event: e.WorkersSeen, _at_s: float) -> None:
         self._places.seen(self._view, event)
+
+    def _loads(self, event: e.LoadSeen, _at_s: float) -> None:
+        if not self._view.ended:
+            self._view.loads = dict(event.nodes)
+            usage.add(self._view.usage, event.nodes)
 
     def _fleet(self, event: e.FleetSeen, at_s: float) -> None:
         goodput = self._goodput

@@ -82,14 +82,24 @@ def cpus() -> Reading:
 
 def available_bytes() -> float:
     """What the kernel thinks can be had without swapping, within the limit of the cgroup."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    available = float(lines["MemAvailable"].split()[0]) * 1024
+    available = _meminfo("MemAvailable")
     limit, current = _cgroup("memory.max"), _cgroup("memory.current")
     if limit.isdigit() and current.isdigit():
         counted = dict(line.split() for line in _cgroup("memory.stat").splitlines())
         cached = int(counted.get("inactive_file", 0)) + int(counted.get("slab_reclaimable", 0))
         available = min(available, int(limit) - int(current) + cached)
     return available
+
+
+def memory_bytes() -> float:
+    """All that there is, within the limit of the cgroup."""
+    limit = _cgroup("memory.max")
+    return min(_meminfo("MemTotal"), float(limit) if limit.isdigit() else float("inf"))
+
+
+def _meminfo(name: str) -> float:
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return float(lines[name].split()[0]) * 1024
 
 
 def _cgroup(name: str) -> str:

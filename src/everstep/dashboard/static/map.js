@@ -2,6 +2,7 @@
 
 import { announce, h, keyed, onResize, perFrame, rem, setAttributes, setText } from "./dom.js";
 import { bytes, count, plural, significant, stepTime } from "./format.js";
+import { loadFacts, meter } from "./load.js";
 import { drawMap, drawWaffle } from "./mapdraw.js";
 import { layout, waffleLayout } from "./maplayout.js";
 import { SLOWER, STATE, STATE_TEXT, TROUBLE, nodesOf, waffle, workersOf } from "./workers.js";
@@ -10,7 +11,7 @@ const id = (name) => document.getElementById(name);
 const WRITTEN = ["stdout.log", "stderr.log", "stacks.txt"];
 const WAFFLE_CELLS = 2400;
 const [LARGER, LARGE_REM] = [1.6, 24]; // times the size of text, up to this height
-const FIELDS = ["workers", "nodes", "fleet", "epochs"];
+const FIELDS = ["workers", "nodes", "loads", "fleet", "epochs"];
 
 export class ClusterMap {
   constructor(store) {
@@ -209,6 +210,7 @@ export class ClusterMap {
       ["state", STATE_TEXT[worker.state]],
       ["own step time", worker.ownS >= 0 ? stepTime(worker.ownS) + ratio : "not known"],
       ["memory", bytes(worker.rss)],
+      ...loadFacts(this.store.view, worker, node),
     ];
     if (worker.role >= 0) facts.splice(1, 0, ["role", count(worker.role)]);
     if (worker.lives > 0) facts.push(["processes before it here", count(worker.lives)]);
@@ -228,9 +230,10 @@ const acts = (worker) => worker.state !== STATE.WAITS && worker.state !== STATE.
 const fills = (worker) => ![STATE.WAITS, STATE.STOPPED, STATE.GONE].includes(worker.state);
 
 export function fact() {
-  const [name, value] = [h("dt", {}), h("dd", {})];
-  const element = h("div", {}, name, value);
-  element.show = ([nowName, nowValue]) => {
+  const [name, value, bar] = [h("dt", {}), h("dd", {}), meter()];
+  const element = h("div", {}, name, value, bar);
+  element.show = ([nowName, nowValue, part = -1, scarce]) => {
+    bar.show(part, scarce);
     setText(name, nowName);
     setText(value, nowValue);
     setAttributes(element, { "data-name": nowName });

@@ -2,6 +2,7 @@
 
 import { h, keyed, setAttributes, setText } from "./dom.js";
 import { UNKNOWN, bytes, clock, count, plural, ranges, significant, stepTime } from "./format.js";
+import { meterCell, rough } from "./load.js";
 import { nodesOf, severity, workersOf } from "./workers.js";
 
 const id = (name) => document.getElementById(name);
@@ -16,7 +17,7 @@ export class NodeTable {
     this.sort = id("node-sort");
     this.filter.addEventListener("input", () => this.draw());
     this.sort.addEventListener("change", () => this.draw());
-    store.on((changed) => (changed.has("nodes") || changed.has("workers")) && this.draw());
+    store.on((changed) => ["nodes", "workers", "loads"].some((name) => changed.has(name)) && this.draw());
   }
 
   toggle() {
@@ -33,6 +34,7 @@ export class NodeTable {
     const wanted = this.filter.value.trim().toLowerCase();
     const { nodes } = nodesOf(this.store.view, workers);
     const found = nodes.filter((node) => node.name.toLowerCase().includes(wanted));
+    id("map-table").classList.toggle("no-devices", !nodes.some((node) => node.load?.devices.length));
     found.sort(ORDERS[this.sort.value]);
     for (const node of found) Object.assign(node, { medianS, wall: this.store.view.submitted_wall_s });
     keyed(id("node-rows"), found.slice(0, MOST), (node) => node.name, row);
@@ -45,23 +47,37 @@ export class NodeTable {
 }
 
 const slowest = (node) => Math.max(-1, ...node.workers.map((w) => w.ownS));
-const memory = (node) => node.workers.reduce((sum, w) => sum + w.rss, 0);
+const resident = (node) => node.workers.reduce((sum, w) => sum + w.rss, 0);
+const cpu = (node) => node.load?.cpuShare ?? -1;
+const memory = (node) => node.load?.memoryShare ?? -1;
+const device = (node) => node.load?.deviceShare ?? -1;
+const known = (part, otherwise) => (part >= 0 ? part : otherwise);
 
 const ORDERS = {
   trouble: (a, b) => severity(b) - severity(a),
   slow: (a, b) => slowest(b) - slowest(a),
-  memory: (a, b) => memory(b) - memory(a),
+  cpu: (a, b) => cpu(b) - cpu(a),
+  memory: (a, b) => memory(b) - memory(a) || resident(b) - resident(a),
+  device: (a, b) => device(b) - device(a),
+  idle: (a, b) => known(device(a), 2) - known(device(b), 2),
   incidents: (a, b) => b.incidents - a.incidents,
   name: (a, b) => a.name.localeCompare(b.name, "en", { numeric: true }),
 };
 
+// Where the table is too wide for the screen, its cells say what they are.
+const LABELS = [null, null, "ranks", "slowest", "processors", "memory", "devices", "incidents"];
+
 function row() {
   const cells = [
     h("th", { scope: "row" }),
-    ...["", "", "num", "num", "num"].map((kind) => h("td", { class: kind || null })),
+    ...["", "", "num"].map((kind) => h("td", { class: kind || null })),
+    ...["num", "num", "num device-cell"].map(meterCell),
+    h("td", { class: "num" }),
   ];
+  cells.forEach((cell, i) => setAttributes(cell, { "data-label": LABELS[i] }));
   const element = h("tr", {}, ...cells);
-  element.show = (node) => texts(node).forEach((text, i) => setText(cells[i], text));
+  element.show = (node) =>
+    texts(node).forEach((text, i) => (Array.isArray(text) ? cells[i].show(text) : setText(cells[i], text)));
   return element;
 }
 
@@ -82,7 +98,9 @@ function texts(node) {
         )
       : UNKNOWN,
     slow >= 0 ? stepTime(slow) + (node.medianS ? ` (${significant(slow / node.medianS)} ×)` : "") : UNKNOWN,
-    bytes(memory(node)),
+    [rough(cpu(node)), cpu(node)],
+    memory(node) >= 0 ? [rough(memory(node)), memory(node), true] : [bytes(resident(node)), -1],
+    [rough(device(node)), device(node)],
     count(node.incidents),
   ];
 }

@@ -1,5 +1,7 @@
 // Workers and nodes of a View, ready to be drawn: pure functions.
 
+import { loadOf } from "./load.js";
+
 export const STATE = { ACTS: 0, WARMS: 1, WAITS: 2, SLOW: 3, STOPPED: 4, GONE: 5 }; // observe.view.WorkerState
 export const STATE_TEXT = ["acts", "warming up", "standby", "slow", "stopped", "gone"];
 export const TROUBLE = new Set([STATE.SLOW, STATE.STOPPED, STATE.GONE]);
@@ -44,7 +46,7 @@ export function workersOf(view) {
 
 /** Nodes with their workers: those that act by first rank, then spares and leavers, then the newest lost ones. */
 export function nodesOf(view, workers) {
-  const nodes = view.nodes.map((node, index) => ({ ...node, index, workers: [] }));
+  const nodes = view.nodes.map((node, index) => ({ ...node, index, workers: [], load: loadOf(view, node.name) }));
   for (const worker of workers) nodes[worker.node]?.workers.push(worker);
   const here = nodes.filter((node) => node.state !== "lost" || node.workers.length);
   const lost = nodes.filter((node) => node.state === "lost" && !node.workers.length);
