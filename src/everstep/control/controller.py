@@ -29,6 +29,7 @@ from everstep.control.findings import Findings
 from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError
+from everstep.control.looks import Looks
 from everstep.control.output import Console
 from everstep.control.patience import Patience
 from everstep.control.progress import EpochProgress
@@ -89,6 +90,7 @@ class Controller:
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
         self.findings = Findings()
+        self.looks = Looks(run_dir, self._send, lambda record: self.record(record, self.clock.now()))
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
         self.anomalies = AnomalyWatch()
@@ -261,7 +263,7 @@ class Controller:
                 link.send(wire.Reply(self._save()))
             case wire.Query():
                 link.send(wire.Reply(self.status()))
-            case _:
+            case _ if not self.looks.ask(link, message, self.job):
                 link.close()
 
     def _from_agent(self, message: wire.Message, now: float) -> None:
@@ -270,7 +272,7 @@ class Controller:
                 self._reported(message, now)
             case NodeProgress():
                 self._progressed(message, now)
-            case StacksTaken():
+            case StacksTaken() if not self.looks.saw(message):
                 self._stacks(message, now)
 
     def _reported(self, report: NodeReport, now: float) -> None:

@@ -344,6 +344,16 @@ class IncidentClosed(Event, frozen=True):
     redone_steps: int = 0
 
 
+class LookTaken(Event, frozen=True):
+    """A person asked to see where these workers are. `what`: stacks or profile. `file`: relative to the run folder."""
+
+    number: int
+    what: str
+    ranks: tuple[int, ...]
+    file: str
+    summary: str
+
+
 class Alert(Event, frozen=True):
     """Something a person should know that is not an incident by itself."""
 
@@ -384,6 +394,7 @@ Record = (
     | WorkersSeen
     | FleetSeen
     | IncidentClosed
+    | LookTaken
     | Alert
     | JobEnded
 )
