@@ -19,6 +19,7 @@ from everstep.core.errors import EverstepError, ExitCode, Unreachable, UsageErro
 
 LATEST = Path("everstep_runs/latest")
 ANSWER_S = 2.0  # the controller has this long for its answer
+LOOK_S = 8.0  # and this much longer where it has to ask the workers' agents
 
 
 async def ask(address: Address, *questions: wire.Message, answer_s: float = ANSWER_S) -> Mapping[str, Any] | str:

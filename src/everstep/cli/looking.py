@@ -16,14 +16,13 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from everstep.cli.asking import LATEST, ask, no_answer, running
+from everstep.cli.asking import ANSWER_S, LATEST, LOOK_S, ask, no_answer, running
 from everstep.core import wire
 from everstep.core.errors import ExitCode, UsageError
 from everstep.core.sampled import Sampled
 from everstep.observe import flame
 
 Flag = Annotated[bool, Parameter(negative=())]
-SLACK_S = 10.0  # the controller's answer takes this much longer than the sampling, at most
 ROWS = 12
 
 
@@ -85,12 +84,15 @@ def table(sampled: Sampled) -> str:
 
 def _asked(run: Path, question: wire.LookRequest) -> dict[str, Any] | ExitCode:
     address = running(run)
-    patience_s = SLACK_S + (question.seconds if question.what == "profile" else 0.0)
+    patience_s = ANSWER_S + LOOK_S + (question.seconds if question.what == "profile" else 0.0)
     answer = asyncio.run(ask(address, question, answer_s=patience_s))
     if isinstance(answer, str):
         return no_answer(run, address, answer)
     if "refused" in answer:
         raise UsageError(str(answer["refused"]))
+    if "nothing" in answer:
+        print(f"everstep: {answer['nothing']}", file=sys.stderr)
+        return ExitCode.FAILED
     return dict(answer)
 
 

@@ -110,11 +110,11 @@ class Looks:
     def _answer(self, look: Look) -> dict[str, Any]:
         if not look.sampled and not any(look.stacks.values()):
             notes = sorted(look.notes.items())
-            return {"refused": "; ".join(f"{look.titles[rank]}: {note}" for rank, note in notes)}
+            return {"nothing": "; ".join(f"{look.titles[rank]}: {note}" for rank, note in notes)}
         try:
             made = self._write(look)
         except OSError as error:
-            return {"refused": f"it cannot be written: {error}"}
+            return {"nothing": f"it cannot be written: {error}"}
         ranks = tuple(sorted(look.titles))
         self._record(e.LookTaken(look.number, made["what"], ranks, made["file"], made["summary"]))
         return made
@@ -125,10 +125,11 @@ class Looks:
         folder.mkdir(exist_ok=True)
         for rank, sampled in look.sampled.items():  # of one worker
             name = f"{look.number:04}-profile-rank{rank}"
-            title = f"{look.titles[rank]}, {sampled.seconds:.1f} s"
+            title = look.titles[rank]
             (folder / f"{name}.json").write_bytes(msgspec.json.encode(sampled))
             (folder / f"{name}.html").write_text(flame.document(sampled, title), encoding="utf-8")
-            what, file, summary = "profile", f"{name}.html", f"{title}: {flame.summary(sampled)}"
+            what, file = "profile", f"{name}.html"
+            summary = f"{title}, {sampled.seconds:.1f} s: {flame.summary(sampled)}"
         if not look.sampled:
             what, file = "stacks", f"{look.number:04}-stacks.txt"
             summary = f"stacks of {len(look.stacks)} of {len(look.titles)} workers"
@@ -143,12 +144,13 @@ class Looks:
 def whom(job: Job, asked: wire.LookRequest) -> dict[str, tuple[int, ...]]:
     """Local ranks by node. Raises UsageError, which says what there is."""
     plan = job.plan
-    if plan is None or job.stage in ENDED:
+    here = tuple(member.node for member in plan.members if member.node in job.nodes) if plan else ()
+    if plan is None or not here or job.stage in ENDED:
         raise UsageError("no workers run just now")
     if asked.what == "profile" and not SECONDS[0] <= asked.seconds <= SECONDS[1]:
         raise UsageError(f"{asked.seconds:g} s: expected {SECONDS[0]:g} to {SECONDS[1]:g}")
     found: dict[str, set[int]] = {}
-    for wanted in asked.workers or tuple(member.node for member in plan.members):
+    for wanted in asked.workers or here:
         target = drain.find(job, wanted)
         node, _, number = (target, "", "") if target in job.nodes else target.rpartition("/")
         member = plan.member(node)

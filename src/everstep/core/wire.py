@@ -121,7 +121,7 @@ class LookRequest(_Message, frozen=True):
     """Somebody wants to see where workers are: their stacks, or where one of them spends the next `seconds`.
 
     `workers`: ranks, node/local_rank or nodes; none: all. The Reply comes when it is there: `file` (in the run folder),
-    `what` it shows, `summary` and `notes`; or why not: `refused`.
+    `what` it shows, `summary` and `notes`; or `nothing`, and why; or why it was not tried: `refused`.
     """
 
     what: Literal["stacks", "profile"]

@@ -141,7 +141,8 @@ def summary(sampled: Sampled) -> str:
 def document(sampled: Sampled, title: str) -> str:
     """The whole file."""
     shown = picture(sampled)
-    body = f"<h1>Where {escape(title)} went</h1>\n" + "".join(f'<p class="note">{escape(n)}</p>\n' for n in shown.notes)
+    body = f"<h1>Where the time of {escape(title)} went</h1>\n"
+    body += "".join(f'<p class="note">{escape(note)}</p>\n' for note in shown.notes)
     keys = "".join(f'<span><i class="{kind}"></i>{name}</span> ' for kind, name in KINDS.items())
     body += f'<p class="keys">{keys}</p>\n{svg(shown.boxes, title)}\n'
     rows = [

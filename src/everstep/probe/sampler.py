@@ -85,14 +85,15 @@ class Taken:
     """What was seen so far. Code objects are told apart by identity: to compare them is slow."""
 
     def __init__(self, every: bool, main: int) -> None:
-        self._every, self._main, self._me = every, main, threading.get_ident()
+        self._every, self._main = every, main
         self._codes: dict[int, CodeType] = {}
         self._ns: dict[_Key, int] = {}
 
     def look(self, ns: int) -> None:
         frames = sys._current_frames()
+        del frames[threading.get_ident()]  # ours, which holds `frames`: a cycle would keep all of them
         for thread in frames if self._every else (self._main,):
-            if thread != self._me and thread in frames:
+            if thread in frames:
                 key = thread, self._stack(frames[thread]), frames[thread].f_lineno or 0
                 self._ns[key] = self._ns.get(key, 0) + ns
 
