@@ -21,7 +21,6 @@ from types import CodeType, FrameType
 
 import msgspec
 
-import everstep
 from everstep.core.page import SAMPLE_SIGNAL, Page, Word
 from everstep.core.sampled import MAX_DEPTH, MAX_STACKS, Function, Sampled, Stack
 
@@ -145,7 +144,7 @@ def function(code: CodeType) -> Function:
     return Function(code.co_qualname, file, code.co_firstlineno, kind)
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(everstep.__file__)) + os.sep
+_PACKAGE = os.path.abspath(__file__).removesuffix("everstep/probe/sampler.py")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
