@@ -39,6 +39,11 @@ class Bench:
         self.said.append(message.payload)
         return True
 
+    async def until_said(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.said) < count:
+                await asyncio.sleep(0.001)
+
     def ask(self, what: str = "stacks", *workers: str, seconds: float = 1.0) -> None:
         assert self.looks.ask(cast(Link, self), wire.LookRequest(what, workers, seconds), self.job)  # type: ignore[arg-type]
 
@@ -76,6 +81,13 @@ def test_what_cannot_be_shown(wish: wire.LookRequest, why: str) -> None:
         whom(job(), wish)
 
 
+def test_not_more_workers_than_one_message_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "MOST", 3)
+    assert whom(job(), wire.LookRequest("stacks", ("n1", "n2/0")))
+    with pytest.raises(UsageError, match="4 workers: at most 3 can be shown at a time"):
+        whom(job(), wire.LookRequest("stacks"))
+
+
 def test_nobody_runs() -> None:
     for without in (msgspec.structs.replace(job(), stage=Stage.FINISHED), msgspec.structs.replace(job(), plan=None)):
         with pytest.raises(UsageError, match="no workers run just now"):
@@ -90,8 +102,9 @@ def test_stacks_of_two_nodes_in_one_file(tmp_path: Path) -> None:
         assert bench.taken("n1", stacks={0: "in forward\n", 1: "stopped\n"}, notes={1: "it is stopped"})
         assert bench.said == []
         assert bench.taken("n2", stacks={2: "in backward\n", 3: ""}, notes={3: "no process"})
+        await bench.until_said(1)
         (answer,) = bench.said
-        assert (answer["what"], answer["file"]) == ("stacks", "looks/0001-stacks.txt")
+        assert (answer["what"], answer["file"]) == ("stacks", "looks/000001-stacks.txt")
         assert answer["notes"] == {"1": "rank 1 on n1: it is stopped", "3": "rank 3 on n2: no process"}
         text = (tmp_path / answer["file"]).read_text()
         assert "== rank 0 on n1\nin forward\n" in text and "== rank 3 on n2 (no process)" in text
@@ -109,14 +122,12 @@ def test_a_node_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytes
         bench = Bench(tmp_path)
         bench.ask("stacks", "0", "n2")
         bench.taken("n1", stacks={0: "in forward\n"})
-        while not bench.said:
-            await asyncio.sleep(0)
+        await bench.until_said(1)
         assert set(bench.said[0]["notes"]) == {"2", "3"}
         assert "n2 did not answer" in bench.said[0]["notes"]["2"]
         bench.taken("n2", stacks={2: "late"})  # nobody waits for it
         bench.ask("stacks", "n2")
-        while len(bench.said) < 2:
-            await asyncio.sleep(0)
+        await bench.until_said(2)
         assert bench.said[1]["nothing"].startswith("rank 2 on n2: n2 did not answer")
         assert len(bench.records) == 1
 
@@ -128,13 +139,14 @@ def test_a_profile_its_files_and_where_they_cannot_be(tmp_path: Path, monkeypatc
 
     async def play() -> None:
         bench = Bench(tmp_path)
-        for _ in range(2):
+        for count in (1, 2):
             bench.ask("profile", "2")
             bench.taken("n2", sampled={2: SAMPLED})
-        assert bench.said[1]["file"] == "looks/0002-profile-rank2.html"
+            await bench.until_said(count)
+        assert bench.said[1]["file"] == "looks/000002-profile-rank2.html"
         assert bench.said[1]["summary"] == "rank 2 on n2, 1.0 s: 100% busy"
         assert sorted(path.name for path in (tmp_path / "looks").iterdir()) == [  # the newest three
-            "0001-profile-rank2.json", "0002-profile-rank2.html", "0002-profile-rank2.json",
+            "000001-profile-rank2.json", "000002-profile-rank2.html", "000002-profile-rank2.json",
         ]  # fmt: skip
         again = Bench(tmp_path)  # a later controller goes on counting
         again.ask("profile", "2")
@@ -144,6 +156,7 @@ def test_a_profile_its_files_and_where_they_cannot_be(tmp_path: Path, monkeypatc
         full = Bench(tmp_path / "other")
         full.ask("profile", "2")
         full.taken("n2", sampled={2: SAMPLED})
+        await full.until_said(1)
         assert full.said[0]["nothing"].startswith("it cannot be written: ") and full.records == []
 
     asyncio.run(play())

@@ -209,6 +209,8 @@ def looks(page: Page, server: Server) -> None:
     count = graph.count()
     page.get_by_role("button", name="Batches.__iter__").click()
     expect(graph).to_have_text(["<module>", "Batches.__iter__", "default_collate", "<lambda>"])
+    left, right = (graph.nth(place).bounding_box() for place in (2, 3))
+    assert left and right and left["x"] + left["width"] <= right["x"] + 1
     page.get_by_role("button", name="all of it").click()
     expect(graph).to_have_count(count)
     page.get_by_role("button", name="Close").click()

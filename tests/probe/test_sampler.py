@@ -107,7 +107,7 @@ def test_two_functions_and_nothing_kept(place: Place) -> None:
 
 def test_all_threads_and_once_at_a_time(place: Place) -> None:
     ending = threading.Event()
-    other = threading.Thread(target=ending.wait, name="loader")
+    other = threading.Thread(target=ending.wait, name="loader", daemon=True)
     other.start()
     place.ask(0.2, threads=True)
     place.ask(0.2, threads=True)  # while it runs: nothing more

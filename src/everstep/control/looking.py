@@ -7,6 +7,7 @@ sampled (its main thread is in C code for long, or another keeps the interpreter
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -117,8 +118,5 @@ def _deaf(worker: Worker, signum: int) -> str:
 
 
 def _signal(worker: Worker, signum: int) -> None:
-    """It may be gone by now, but not reaped: its number is no other's until its agent knows."""
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended: the reaper tells
         os.kill(worker.pid, signum)
-    except ProcessLookupError:
-        worker.dead = True  # the reaper tells

@@ -51,6 +51,7 @@ class Looks:
         self._run_dir, self._send, self._record = run_dir, send, record
         self._looks: dict[int, Look] = {}
         self._last = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, link: Link, message: wire.Message, job: Job) -> bool:
         """Whether it is such a wish. The answer follows when there is one."""
@@ -58,7 +59,7 @@ class Looks:
             return False
         try:
             self._begin(link, message, job)
-        except UsageError as error:
+        except (UsageError, OSError) as error:  # or the folder cannot be read
             link.send(wire.Reply({"refused": str(error)}))
         return True
 
@@ -105,33 +106,40 @@ class Looks:
         for node, ranks in look.waiting.items():
             away = f"{node} did not answer: it is away, or its workers change just now"
             look.notes |= dict.fromkeys(ranks, away)
-        look.link.send(wire.Reply(self._answer(look)))
+        task = asyncio.create_task(self._reply(look))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _answer(self, look: Look) -> dict[str, Any]:
+    async def _reply(self, look: Look) -> None:
+        made = await asyncio.to_thread(self._made, look)  # a large picture takes a while, and a slow disk
+        if "file" in made:
+            ranks = tuple(sorted(look.titles))
+            self._record(e.LookTaken(look.number, made["what"], ranks, made["file"], made["summary"]))
+        look.link.send(wire.Reply(made))
+
+    def _made(self, look: Look) -> dict[str, Any]:
+        """The answer. In a thread of its own."""
         if not look.sampled and not any(look.stacks.values()):
             notes = sorted(look.notes.items())
             return {"nothing": "; ".join(f"{look.titles[rank]}: {note}" for rank, note in notes)}
         try:
-            made = self._write(look)
+            return self._write(look)
         except OSError as error:
             return {"nothing": f"it cannot be written: {error}"}
-        ranks = tuple(sorted(look.titles))
-        self._record(e.LookTaken(look.number, made["what"], ranks, made["file"], made["summary"]))
-        return made
 
     def _write(self, look: Look) -> dict[str, Any]:
         """The answer. Raises OSError."""
         folder = self._run_dir / FOLDER
         folder.mkdir(exist_ok=True)
         for rank, sampled in look.sampled.items():  # of one worker
-            name = f"{look.number:04}-profile-rank{rank}"
+            name = f"{look.number:06}-profile-rank{rank}"
             title = look.titles[rank]
             (folder / f"{name}.json").write_bytes(msgspec.json.encode(sampled))
             (folder / f"{name}.html").write_text(flame.document(sampled, title), encoding="utf-8")
             what, file = "profile", f"{name}.html"
             summary = f"{title}, {sampled.seconds:.1f} s: {flame.summary(sampled)}"
         if not look.sampled:
-            what, file = "stacks", f"{look.number:04}-stacks.txt"
+            what, file = "stacks", f"{look.number:06}-stacks.txt"
             summary = f"stacks of {len(look.stacks)} of {len(look.titles)} workers"
             (folder / file).write_text(text(look.titles, look.stacks, look.notes), "utf-8", "replace")
         names = self._names()
