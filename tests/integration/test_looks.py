@@ -97,10 +97,12 @@ def no_profile_of_who_keeps_the_lock(run: LocalRun) -> None:
 
 
 def gone_meanwhile(run: LocalRun, pids: dict[int, int]) -> None:
-    """At once, and not when the sampling would have been over."""
+    """At once, and not when the sampling would have been over. What a person saw before is no evidence of its end."""
     command = [sys.executable, "-m", "everstep", "profile", str(run.run_dir), "2", "--seconds", "50"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asking:
         run.until(lambda: "sampler.py" in everstep(run, "stacks", "2")[1])
         os.kill(pids[2], signal.SIGKILL)
         _, errors = asking.communicate(timeout=30)
     assert asking.returncode == ExitCode.FAILED and "rank 2 on node1: its process ended meanwhile" in errors
+    run.until(lambda: run.events(e.EvidenceSaved) or len(run.events(e.EpochFormed)) > 1)
+    assert not list(run.run_dir.glob("incidents/*/rank2-stacks.txt"))
