@@ -49,7 +49,7 @@ def profile(*words: str, run: Path | None = None, seconds: float = 5.0, threads:
         words: the run folder (default: the newest one below ./everstep_runs), then the worker: its rank, or
             node/local_rank.
         run: the run folder, said otherwise.
-        seconds: to sample, 100 times a second.
+        seconds: to sample, 99 times a second.
         threads: all of them, not only the main one.
     """
     folder, workers = split(words, run)
