@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import heapq
 import json
 import random
 from pathlib import Path
@@ -131,16 +133,58 @@ def _json(name: str) -> Any:
     return json.loads((DATA / name).read_text(encoding="utf-8"))
 
 
+@dataclasses.dataclass(order=True)
+class _Queued:
+    at_ms: int
+    kind: int  # 1 added, 2 removed, 4 ready, 5 the rendezvous that the first one begins
+    node: str = dataclasses.field(compare=False)
+
+
+def _as_queued(text: str) -> tuple[str, list[str]]:
+    """The trace with nodes in the order in which they are added, and their names as they are ready.
+
+    In the artifact both happen to all at once, and the binary heap of its events has an order of its own for that. It
+    tells who waits without a role, so whose loss a trace means."""
+    kinds = {"add": 1, "remove": 2}
+    queue: list[_Queued] = []
+    for at, what, node in (line.split(",") for line in text.split()):
+        heapq.heappush(queue, _Queued(int(at), kinds[what], node))
+    heapq.heapify(queue)  # as the artifact does: it moves equal ones
+    came: dict[int, list[str]] = {1: [], 4: []}
+    while queue[0].kind != 5:
+        event = heapq.heappop(queue)
+        came[event.kind].append(event.node)
+        if event.kind == 1:
+            heapq.heappush(queue, _Queued(event.at_ms + 45_000, 4, event.node))
+        elif len(came[4]) == 1:
+            heapq.heappush(queue, _Queued(event.at_ms + 30_000, 5, ""))
+    lines = [f"0,add,{node}" for node in came[1]] + [line for line in text.split() if not line.startswith("0,")]
+    return "\n".join(lines), came[4]
+
+
+def tears(losses: int) -> list[int]:
+    """Which switches, each of them after a loss, make a save fail in the artifact.
+
+    Of a save that begins it asks whether the end of it comes before any loss in the list of its binary heap of events:
+    in that order, not by time. When a loss comes first the answer is right. When the switch comes first, the end moves
+    up from the last place to just below it, to the left of the losses or to the right of them: right if the number of
+    events (the switch, the end and the losses to come) begins with 11 in binary. When what comes first is the step that
+    the switch cut off, that number is the same: either no loss has followed, or the switch that follows it waits too.
+    """
+    return [lost for lost in range(1, losses + 1) if f"{losses - lost + 2:b}".startswith("11")]
+
+
 def oobleck_expected(model: str, name: str, period: str) -> float:
     return float(_json("oobleck_expected.json")["results"][model][name][f"traces/{period}.csv"])
 
 
 def oobleck(model: str, name: str, period: str) -> tuple[dict[str, Any], dict[str, str]]:
     """A scenario and its trace. In the artifact nodes need 45 s to come, the job works on at its old pace until what
-    follows is ready, Varuna's restart time holds the save that follows its first step, and a save takes as long again
-    until it counts."""
+    follows is ready, times are whole milliseconds, Varuna's restart time holds the save that follows its first step, a
+    save takes as long again until it counts, and one that fails takes ten steps back."""
     key, samples, reform_s, restart_s, save_s, rendezvous_s = MODELS[model]
     rates = _json("oobleck_throughput.json")["tables"][name].get(f"{key}_simulate_step_delta:tputs", [])
+    rates = [samples / (int(samples / rate * 1000) / 1000) if rate else rate for rate in rates]  # steps of whole ms
     text = (TRACES / f"oobleck-{period}.csv").read_text(encoding="utf-8")
     until_s = max(int(line.split(",")[0]) for line in text.split()) / 1000 - 0.001  # its last removal is not played
     tree: dict[str, Any] = {
@@ -152,10 +196,14 @@ def oobleck(model: str, name: str, period: str) -> tuple[dict[str, Any], dict[st
         },
         "failures": [{"kind": "trace", "file": "trace"}],
     }  # fmt: skip
-    if name == "bamboo":  # it makes the step, then all meet
-        tree["job"]["start_s"] = 45 + 30.0
-        tree["strategy"] = {"actions": ["re-partition-stages"], "seconds": {"re-partition-stages": rendezvous_s}}
-        tree["strategy"] |= {"preset": "oobleck", "loses": "nothing"}
+    if name == "bamboo":
+        text, tree["cluster"]["ready"] = _as_queued(text)
+        tree["job"] |= {"start_s": 45 + 30.0, "pipeline_nodes": 12, "min_nodes": 12}
+        tree["strategy"] = {
+            "preset": "bamboo",
+            "idle_slows": True,
+            "seconds": {"take-over-by-redundancy": rendezvous_s},
+        }
         return tree, {"trace": text}
     if name == "oobleck":
         tree["strategy"] = {"actions": ["re-partition-stages"], "seconds": {"re-partition-stages": reform_s}}
@@ -163,10 +211,12 @@ def oobleck(model: str, name: str, period: str) -> tuple[dict[str, Any], dict[st
         tree["job"]["start_s"] = 45 + restart_s - save_s
         tree["strategy"] = {"actions": ["restart-workers"], "seconds": {"restart-workers": restart_s - save_s}}
         tree["saves"] = {
-            "every_steps": 10, "stall_s": save_s, "durable_s": save_s, "after_restart": True, "aligned": True
+            "every_steps": 10, "stall_s": save_s, "durable_s": save_s, "after_restart": True, "aligned": True,
+            "failed_undoes": 10,
         }  # fmt: skip
+        tree["strategy"]["tears"] = tears(text.count("remove"))
         if model == "BERT-large":
             left = {str(n - 1): seconds - save_s for n, seconds in BERT_RESTART_S.items()}
             tree["strategy"]["seconds_by_nodes"] = {"restart-workers": left}
-    tree["strategy"] |= {"preset": name, "meanwhile": True}
+    tree["strategy"] |= {"preset": name, "meanwhile": True, "overlap": "stands"}
     return tree, {"trace": text}

@@ -15,6 +15,7 @@ import random
 import resource
 import statistics
 import time
+import tomllib
 
 import msgspec
 import published as p
@@ -23,7 +24,7 @@ from harness import Claim, arguments, say, show
 from everstep.core.events import AnyEvent, Entry
 from everstep.sim.engine import Engine
 from everstep.sim.result import Result
-from everstep.sim.scenario import parse
+from everstep.sim.scenario import build
 from everstep.sim.schedule import MAKERS
 from everstep.sim.workload import Times, play
 
@@ -107,10 +108,20 @@ def artifact(periods: tuple[str, ...]) -> list[Claim]:
     return claims
 
 
-def year() -> tuple[float, str, Result]:
-    """Seconds of processor time of one core, with its journal; the journal's digest."""
-    text = (p.ROOT / "examples/scenarios/year.toml").read_text(encoding="utf-8")
-    scenario = parse(text, "year.toml")
+DETECTED = [
+    {"kind": "exponential", "rate": 6.5, "causes": "byterobust"},  # with hangs among them
+    {"kind": "slow", "rate": 3.0},
+    {"kind": "silent", "rate": 0.1},
+]
+
+
+def year(detected: bool = False) -> tuple[float, str, Result]:
+    """Seconds of processor time of one core, with its journal; the journal's digest. `detected`: our own strategy, and
+    faults that its detectors have to notice."""
+    tree = tomllib.loads((p.ROOT / "examples/scenarios/year.toml").read_text(encoding="utf-8"))
+    if detected:
+        tree |= {"strategy": {"preset": "everstep"}, "failures": DETECTED}
+    scenario = build(tree, "year.toml")
     digest, encoder, count = hashlib.sha256(), msgspec.json.Encoder(), 0
 
     def sink(now: float, epoch: int, event: AnyEvent) -> None:
@@ -125,12 +136,20 @@ def year() -> tuple[float, str, Result]:
 
 def speed() -> list[Claim]:
     (first_s, one, result), (second_s, other, _) = year(), year()
+    (watched_s, three, watched), (_, four, _) = year(detected=True), year(detected=True)
     took_s = statistics.median((first_s, second_s))
     memory_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     what = f"a year of {result.accelerators} accelerators, {result.failures} failures, journalled"
     total = sum(result.accelerator_s.values()) / (result.wall_s * result.accelerators) - 1
     return [
         Claim(what, took_s, "s of one core", bar="< 10 s", holds=took_s < 10),
+        Claim(
+            f"the same with our detectors, {watched.failures} faults",
+            watched_s,
+            "s of one core",
+            bar="< 10 s",
+            holds=watched_s < 10 and three == four,
+        ),
         Claim("its memory", memory_gb, "GB", bar="< 1 GB", holds=memory_gb < 1),
         Claim("same seed, same bytes of the journal", float(one == other), "", bar="1", holds=one == other),
         Claim("buckets against wall time", 100 * abs(total), "%", bar="<= 0.1 %", holds=abs(total) <= 1e-3),

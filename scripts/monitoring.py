@@ -127,7 +127,7 @@ SPREAD = "{{over_workers}}"
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Now": (
         Panel("Stage", (("everstep_job_stage == 1", "{{stage}}"),), kind="stat", width=4),
-        Panel("Step", (("everstep_step", "step"), ("everstep_goal_step", "of")), kind="stat", width=4),
+        Panel("Step", (("everstep_step", "step"), ("everstep_goal_step", "of")), "locale", "stat", 4),
         Panel("ETTR", (("everstep_ettr_ratio", ""),), "percentunit", "stat", 4, warn=LOW_IS_BAD),
         Panel(
             "Open incidents",
@@ -216,6 +216,7 @@ def dashboard() -> str:
             "schemaVersion": 39,
             "editable": True,
             "refresh": "15s",
+            "graphTooltip": 1,  # a crosshair in all panels
             "time": {"from": "now-6h", "to": "now"},
             "templating": {"list": [_source(), *_variables()]},
             "annotations": {"list": [_incidents()]},
@@ -278,14 +279,16 @@ def _panel(panel: Panel) -> dict[str, Any]:
         stacking = {"mode": "normal" if panel.stacked else "none"}
         defaults |= {"min": 0} if panel.stacked else {}
         defaults["custom"] = {"stacking": stacking, "fillOpacity": 40 if panel.stacked else 0, "showPoints": "never"}
-        options = {"legend": {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}}
+        legend = {"showLegend": True, "displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "max"]}
+        options = {"legend": legend}
         options["tooltip"] = {"mode": "multi", "sort": "desc"}
     else:
         options["reduceOptions"] = {"calcs": ["lastNotNull"], "fields": "", "values": False}
     if panel.title == "Stage":
         options["textMode"] = "name"
     if panel.kind == "bargauge":
-        options["orientation"] = "horizontal"
+        sizes = {"titleSize": 13, "valueSize": 13}  # else few bars have names too large to be read whole
+        options |= {"orientation": "horizontal", "namePlacement": "left", "text": sizes}
     if panel.most is not None:
         defaults["max"] = panel.most
     return {

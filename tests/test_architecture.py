@@ -43,7 +43,7 @@ OPTIONAL = {
 
 # Detectors that compute with arrays over members need numpy on import. Who uses them loads them when it has to judge.
 ARRAYS = ("change", "jitter", "peers", "straggler", "usual", "workload")
-NUMERIC = tuple(f"src/everstep/detect/{name}.py" for name in ARRAYS)
+NUMERIC = (*(f"src/everstep/detect/{name}.py" for name in ARRAYS), "src/everstep/sim/samples.py")
 
 # time.sleep is forbidden in src but here: path -> why.
 SLEEPS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -77,6 +78,8 @@ def test_a_slow_worker_is_one_incident_until_it_is_well_again() -> None:
     assert opened.kind == "slow"
     assert [(b.rank, b.node, b.cause) for b in opened.culprits] == [(1, "node1", "slow-compute")]
     assert "rank 1 on node1 is slow in compute" in opened.why
+    cost = re.search(r"all wait for it: a step takes (\d+) % longer than without that", opened.why)
+    assert cost is not None and int(cost[1]) == pytest.approx(100 * judged.slowdown, abs=6)
     assert job.asked == [("node1", StacksAsked("S001", 1, (0,), alive=True))] * SAMPLES
     (closed,) = job.run(40)
     assert isinstance(closed, e.IncidentClosed)
@@ -86,6 +89,16 @@ def test_a_slow_worker_is_one_incident_until_it_is_well_again() -> None:
     _, opened = job.run(20, only(1))
     assert isinstance(opened, e.IncidentOpened)
     assert opened.incident == "S002" and "2 times so far on this node" in opened.why
+
+
+def test_a_slow_worker_that_nobody_waits_for_is_said_to_cost_nothing() -> None:
+    """Rank 0 has half as much work again in every step; rank 1 becomes 30 % slower, and is still not the last."""
+    job = Job()
+    job.run(40, only(0))
+    told = job.run(20, lambda step, rank: [0.05, 0.03, 0.0][rank])
+    (opened,) = (record for record in told if isinstance(record, e.IncidentOpened))
+    assert [blame.rank for blame in opened.culprits] == [1]
+    assert opened.why.endswith("so far nobody waits for it: others take as long")
 
 
 def test_pauses_that_go_around_are_told_and_nobody_is_blamed() -> None:
@@ -147,6 +160,32 @@ def test_who_acts_no_more_is_left_out() -> None:
     job.watch.new_epoch(job.plan, frozenset({0, 1}))
     opened = job.run(20, only(0))[-1]
     assert isinstance(opened, e.IncidentOpened) and opened.culprits[0].rank == 0
+
+
+def test_who_takes_a_place_is_forgotten_alone() -> None:
+    """A slow member stays known while another one is replaced, and the newcomer is judged once it has been seen."""
+    job = Job()
+    job.run(40)
+    (_, opened) = job.run(20, only(2))
+    assert isinstance(opened, e.IncidentOpened)
+    before = len(job.records)
+    job.begin("node0", "node3", "node2", epoch=2)
+    assert not job.run(10, only(2)) and len(job.records) == before, "nothing is closed, and nobody new is slow"
+    (_, other) = job.run(10, lambda step, rank: [0.05, 0.0, 0.05][rank])
+    assert isinstance(other, e.IncidentOpened) and other.culprits[0].node == "node0"
+    job.run(10)
+    newcomer = job.run(20, only(1))[-1]
+    assert isinstance(newcomer, e.IncidentOpened) and newcomer.culprits[0].node == "node3"
+
+
+def test_a_newcomer_among_the_first_steps_is_not_taken_for_who_was_there() -> None:
+    """Its place was three times as slow as the others until it came."""
+    job = Job()
+    job.run(10, only(1, 0.2))
+    job.begin("node0", "node3", "node2", epoch=2)
+    assert not job.run(60)
+    opened = job.run(20, only(1))[-1]
+    assert isinstance(opened, e.IncidentOpened) and opened.culprits[0].node == "node3"
 
 
 def test_a_new_controller_closes_what_it_cannot_follow() -> None:

@@ -31,8 +31,8 @@ def chromium() -> Iterator[Browser]:
 class Watched:
     """A page, and all that a page must not do: it is looked at when the test ends."""
 
-    def __init__(self, browser: Browser, host: str, width: int = 1280) -> None:
-        self.page: Page = browser.new_page(viewport={"width": width, "height": 900})
+    def __init__(self, browser: Browser, host: str, width: int = 1280, timezone: str | None = None) -> None:
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, timezone_id=timezone)
         self.wrong: list[str] = []
         self.page.on(
             "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
@@ -41,8 +41,10 @@ class Watched:
         self.page.on("request", lambda asked: None if asked.url.startswith(host) else self.wrong.append(asked.url))
 
 
-def show(browser: Browser, opened: list[Watched], url: str, path: str = "/", width: int = 1280) -> Page:
-    watched = Watched(browser, url, width)
+def show(
+    browser: Browser, opened: list[Watched], url: str, path: str = "/", width: int = 1280, timezone: str | None = None
+) -> Page:
+    watched = Watched(browser, url, width, timezone)
     opened.append(watched)
     watched.page.goto(url + path)
     expect(watched.page.locator("#job")).not_to_be_empty()

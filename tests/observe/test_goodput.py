@@ -160,6 +160,20 @@ def test_why_the_others_stopped_is_told_after_they_did(told: Told) -> None:
     assert view.buckets["productive"] == pytest.approx(9 * 4)
 
 
+def test_the_curve_ends_where_the_books_do(told: Told) -> None:
+    """One of four does nothing; whether the others made steps since second 25 is told later."""
+    told.seated(20, 1, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#0")
+    told.at(20, e.DrainAsked("n1/1"))
+    told.seated(20, 2, "n0/0#0", "n0/1#0", "n1/0#0")
+    told.at(25, e.StepsSeen(1, 15, 15, 25, 11))
+    told.at(28.6, e.SaveRequested(15))
+    curve = told.view().bucket_series[Bucket.STANDBY]
+    assert (len(curve.mean), curve.mean[20:]) == (25, [0.25] * 5)
+    told.at(28.7, e.StepsSeen(1, 18, 18, 28.65, 11))  # but for the twelfth part of a bin
+    assert told.view().bucket_series[Bucket.STANDBY].mean[20:28] == [0.25] * 8
+    assert len(told.view().bucket_series[Bucket.STANDBY].mean) == 29
+
+
 def test_a_place_that_was_drained_is_not_filled_again(told: Told) -> None:
     told.seated(20, 1, "n0/0#0", "n0/1#0", "n1/0#0", "n1/1#0")
     told.at(20, e.DrainAsked("n1/1"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+import random
 
 import published as p
 import pytest
@@ -33,13 +35,28 @@ def test_oobleck_in_its_artifact(model: str, period: str) -> None:
     assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "oobleck", period), rel=0.001)
 
 
-# Where a save is overtaken by a loss the artifact takes ten steps back, also such as were saved since: these four
-# are off by more than 1 %, and benchmarks/simulator.py says by how much.
-OFF = {("BERT-large", "30m"), ("BERT-large", "10m"), ("GPT-3-6_7b", "30m"), ("GPT-3-6_7b", "10m")}
-VARUNA = sorted({(model, period) for model in p.MODELS for period in p.PERIODS} - OFF)
-
-
-@pytest.mark.parametrize(("model", "period"), VARUNA)
+@pytest.mark.parametrize("period", p.PERIODS)
+@pytest.mark.parametrize("model", sorted(p.MODELS))
 def test_varuna_in_oobleck_s_artifact(model: str, period: str) -> None:
     result = p.simulate(*p.oobleck(model, "varuna", period))
-    assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "varuna", period), rel=0.01)
+    assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "varuna", period), rel=0.001)
+
+
+def test_the_side_of_a_heap_on_which_the_end_of_a_save_comes() -> None:
+    """However the losses lie in it: the switch comes before the save's end, and all losses after it."""
+    chance = random.Random(1)
+    for left in list(range(1, 40)) * 5:
+        events = [(chance.random() + 3, "loss") for _ in range(left)]
+        for event in ((1.0, "switch"), (2.0, "end")):
+            heapq.heapify(events)
+            heapq.heappush(events, event)
+        heapq.heapify(events)
+        kinds = [kind for _, kind in events]
+        assert (kinds.index("loss") < kinds.index("end")) == (1 in p.tears(left + 1))
+
+
+@pytest.mark.parametrize("period", p.PERIODS)
+@pytest.mark.parametrize("model", ["BERT-large", "GPT-2-ours"])
+def test_bamboo_in_oobleck_s_artifact(model: str, period: str) -> None:
+    result = p.simulate(*p.oobleck(model, "bamboo", period))
+    assert result.samples_per_s == pytest.approx(p.oobleck_expected(model, "bamboo", period), rel=0.003)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import published as p
 import pytest
 
 from everstep.cli.sim import cases_of
@@ -14,7 +16,7 @@ from everstep.observe.view import View
 from everstep.plan.presets import PRESETS
 from everstep.sim.engine import Engine
 from everstep.sim.result import Result
-from everstep.sim.scenario import build
+from everstep.sim.scenario import Scenario, build
 from everstep.testing.accounts import add_up
 
 SCENARIOS = Path(__file__).parents[2] / "examples" / "scenarios"
@@ -23,13 +25,16 @@ CLOSE = 2e-3  # of all time. What of a step is lost is only known where a step w
 
 def simulated(name: str, *changes: str) -> tuple[Result, View]:
     case = cases_of(SCENARIOS / f"{name}.toml", None, changes, ())[0]
-    scenario = build(case.tree, case.origin)
+    return watched(build(case.tree, case.origin), case.traces)
+
+
+def watched(scenario: Scenario, traces: Mapping[str, str]) -> tuple[Result, View]:
     entries: list[e.Entry] = []
 
     def sink(at_s: float, epoch: int, event: e.AnyEvent) -> None:
         entries.append(e.Entry(len(entries) + 1, at_s, at_s, "simulated", epoch, event))
 
-    result = Engine(scenario, random.Random(scenario.seed), sink, case.traces).run()
+    result = Engine(scenario, random.Random(scenario.seed), sink, traces).run()
     return result, add_up(entries)
 
 
@@ -57,6 +62,14 @@ def test_so_they_are_in_other_scenarios(name: str) -> None:
     result, view = simulated(name, *days)
     agree(result, view)
     assert view.steps - view.redone_steps == pytest.approx(result.steps, abs=1)
+
+
+def test_a_job_that_works_on_through_losses_and_goes_back() -> None:
+    tree, traces = p.oobleck("GPT-3-6_7b", "varuna", "10m")
+    result, view = watched(build({"seed": 1, **tree}, "published"), traces)
+    assert view.steps - view.redone_steps == result.steps
+    held = result.wall_s * result.accelerators
+    assert view.buckets["redone work"] == pytest.approx(result.accelerator_s["redone work"], abs=0.05 * held)
 
 
 def test_131072_accelerators() -> None:

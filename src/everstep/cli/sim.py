@@ -246,5 +246,10 @@ def _print(label: str, result: Any) -> None:
     lines.append(f"  time: {', '.join(shares)}")
     counts = ", ".join(f"{name} {count}" for name, count in result.actions.items()) or "nothing"
     down = f"; down: median {result.down_s['median']:.3g} s, p99 {result.down_s['p99']:.3g} s" if result.down_s else ""
-    lines.append(f"  failures {result.failures}, answered by {counts}; steps redone {result.steps_redone}{down}")
+    missed = (
+        f" ({', '.join(f'{n} {kind}' for kind, n in result.unnoticed.items())} unnoticed)" if result.unnoticed else ""
+    )
+    lines.append(
+        f"  failures {result.failures}{missed}, answered by {counts}; steps redone {result.steps_redone}{down}"
+    )
     print(folded("\n".join(lines), 4))

@@ -18,6 +18,18 @@ from everstep.plan.barred import of_slow
 from everstep.plan.escalation import Climb, bear, climbed, ladder, lost_to, watched
 from everstep.plan.policy import Situation
 
+LEAST_S = 0.01  # a worker that loses less than this in a step is not worth an incident
+
+
+def worth(slowdown: float, step_s: float) -> bool:
+    """Whether a worker that takes so much longer for its usual work of `step_s` is told at all."""
+    return slowdown * step_s >= LEAST_S
+
+
+def patience_s(steps: int, step_s: float, lasts_s: float) -> float:
+    """How long a verdict waits yet, after so many steps since the onset: what is over soon is told nobody."""
+    return lasts_s - steps * step_s
+
 
 class Phase(msgspec.Struct):
     """A slow phase of one worker, as long as its incident is open."""

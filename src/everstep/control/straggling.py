@@ -3,7 +3,8 @@
 What is slow is an incident of kind "slow", from the verdict until the worker is well again; jitter is an alert. What is
 done about a verdict is decided in one place, `StragglerWatch.answer`. A detector, and what it learned, stays as long
 as the job has the same places (node, local rank), over restarts too: what makes a worker slow is as a rule its node's.
-A controller that is replaced begins to learn anew, and says so.
+Of a place that another one takes over only that is forgotten: with thousands of members one is replaced every few
+minutes. A controller that is replaced begins to learn anew, and says so.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ from __future__ import annotations
 import importlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from everstep.control.job import Job
-from everstep.control.slowness import Slowness
+from everstep.control.slowness import Slowness, patience_s, worth
 from everstep.core import events as e
 from everstep.core.config import Straggler as Settings
 from everstep.core.types import Blame, EpochPlan, NodeProgress, StacksAsked, Verdict
 from everstep.core.work import StepWork
+from everstep.detect.critical import waited_for
 from everstep.plan.escalation import LEFT_ROLE
 
 if TYPE_CHECKING:
     from everstep.detect.straggler import Finding, Straggler
 
 DETECTOR = "everstep.detect.straggler"  # imports numpy: not before there is something to judge
-LEAST_S = 0.01  # a worker that loses less than this in a step is not worth an incident
 SAMPLES = 3  # stacks of a slow worker, one with each heartbeat: one alone may show it between two slow parts
+LITTLE = 0.01  # part of the others' time that a member needs at least
 MOST_STEPS = 512  # waiting for members that tell nothing of them
 
 Place = tuple[str, int]  # node, local rank
@@ -49,6 +51,7 @@ class Pending(NamedTuple):
 
     finding: Finding
     due_s: float
+    growths: list[float]  # of steps since: how many times as long they took for it
 
 
 class Lineup:
@@ -126,13 +129,26 @@ class StragglerWatch:
         return self._closed([*gone, *self._anew()])
 
     def _anew(self) -> list[e.IncidentClosed]:
-        if self._order.keys() >= set(self._places.values()):
+        """Who takes another's place is forgotten alone. Where more members come than left, all are watched anew."""
+        wanted = set(self._places.values())
+        new = sorted(wanted - self._order.keys())
+        left = [place for place in self._order if place not in wanted]
+        if len(new) <= len(left):
+            for place, gone in zip(new, left, strict=False):
+                self._replace(gone, place)
             return []
         self._order = {place: number for number, (_, place) in enumerate(sorted(self._places.items()))}
         self._detector, self._jitters = None, False
         self._pending.clear()
         closed, self._open = self._open, {}
         return [e.IncidentClosed(slow.incident, "the members changed: watched anew") for slow in closed.values()]
+
+    def _replace(self, gone: Place, place: Place) -> None:
+        """The detector's members stay in their order."""
+        self._order = {place if each == gone else each: number for each, number in self._order.items()}
+        self._pending.pop(gone, None)
+        if self._detector is not None:
+            self._detector.forget(self._order[place])
 
     def saw(self, message: NodeProgress, now: float, ask: Callable[[str, StacksAsked], None]) -> list[e.Record]:
         """One heartbeat of this epoch, of workers that act. `ask` sends a question to a node."""
@@ -171,6 +187,7 @@ class StragglerWatch:
             by_member = {self._order[self._places[rank]]: work for rank, work in told.items()}
             for finding in self._findings(step, by_member):
                 yield self._records(finding, by_member, now)
+            self._weigh(by_member)
             if self._missing:
                 return  # it is told with the next heartbeat
 
@@ -206,22 +223,32 @@ class StragglerWatch:
         if place in self._open or place in self._pending:
             return []
         typical_s = _typical_s(told)
-        if place is not EVERYBODY and finding.slowdown * typical_s < LEAST_S:
+        if place is not EVERYBODY and not worth(finding.slowdown, typical_s):
             assert self._detector is not None
             self._detector.forget(finding.member)  # it may become worse
             return []
-        lasted_s = (finding.step - finding.since) * typical_s
-        self._pending[place] = Pending(finding, now + self._settings.lasts_s - lasted_s)
+        wait_s = patience_s(finding.step - finding.since, typical_s, self._settings.lasts_s)
+        self._pending[place] = Pending(finding, now + wait_s, [])
         return []
+
+    def _weigh(self, told: Mapping[int, StepWork]) -> None:
+        """What this step lost to each member that is about to be told."""
+        typical_s = _typical_s(told) if self._pending else 0.0
+        for place, pending in self._pending.items():
+            member = self._order.get(place, -1)
+            others_s = max((work.work_s for each, work in told.items() if each != member), default=0.0)
+            if member in told and others_s > 0:
+                own_s, lost_s = told[member].work_s, pending.finding.slowdown * typical_s
+                pending.growths.append(waited_for(own_s, max(own_s - lost_s, others_s * LITTLE), others_s))
 
     def _due(self, now: float) -> Iterator[e.Record]:
         """What has lasted for long enough to be told."""
         for place, pending in list(self._pending.items()):
             if pending.due_s <= now:
                 del self._pending[place]
-                yield from self._told(place, pending.finding)
+                yield from self._told(place, pending.finding, pending.growths)
 
-    def _told(self, place: Place, finding: Finding) -> list[e.Record]:
+    def _told(self, place: Place, finding: Finding, growths: Sequence[float]) -> list[e.Record]:
         if place is EVERYBODY:
             self._jitters = True
             return [e.Alert("jitter", finding.why)]
@@ -230,6 +257,7 @@ class StragglerWatch:
         incident = self._count(place[0])
         self._open[place] = Slow(incident, place)
         verdict = self._in_words(verdict, finding, ranks.get(place, -1), place)
+        verdict = msgspec.structs.replace(verdict, why=verdict.why + _cost(growths))
         judged = e.SlowJudged(incident, verdict, finding.phase, round(finding.slowdown, 4), finding.since, finding.step)
         return self.answer(judged)
 
@@ -278,3 +306,14 @@ def _typical_s(told: Mapping[int, StepWork]) -> float:
     """Median of the members' own time of one step."""
     times = sorted(work.work_s for work in told.values())
     return times[len(times) // 2] if times else 0.0
+
+
+def _cost(growths: Sequence[float]) -> str:
+    """What it costs the job: of the critical path of these steps, the part that is there for this worker alone."""
+    if not growths:
+        return ""
+    longer = sum(growths) / len(growths) - 1.0
+    if longer < 0.005:
+        return "; so far nobody waits for it: others take as long"
+    steps = f"{len(growths)} step{'s' if len(growths) > 1 else ''}"
+    return f"; all wait for it: a step takes {100 * longer:.0f} % longer than without that ({steps} looked at)"

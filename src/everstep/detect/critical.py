@@ -84,6 +84,22 @@ def _one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[Task]:
     return [*tasks, Task(Op.UPDATE, stage, 0)]
 
 
+def data_parallel(members: int) -> Schedule:
+    """One stage, which every member has: the update waits for all of them."""
+    tasks = [[Task(Op.FORWARD, 0, m), Task(Op.BACKWARD, 0, m)] for m in range(members)]
+    tasks[0].append(Task(Op.UPDATE, 0, 0))
+    return tasks
+
+
+def waited_for(own_s: float, usual_s: float, others_s: float) -> float:
+    """How many times as long a data-parallel step took because one member needed `own_s` instead of `usual_s`.
+
+    `others_s`: the longest of the others. 1: it was slow, but nobody waited for it.
+    """
+    work_s = usual_s, others_s
+    return growth(data_parallel(2), lambda t, w: work_s[w] * (t.op is Op.FORWARD), 0, own_s / usual_s)
+
+
 def timeline(schedule: Schedule, duration: Duration, transfer_s: float = 0.0) -> Timeline:
     """When everything runs if each task starts as soon as it can. `transfer_s`: from one worker to another.
 

@@ -85,6 +85,10 @@ class Work:
         nothing = np.zeros_like(work_s)
         return cls(np.asarray(work_s, dtype=float), nothing, nothing, nothing, nothing)
 
+    def without(self, members: Flags) -> Work:
+        """Of these nothing is known."""
+        return dataclasses.replace(self, work_s=np.where(members, np.nan, self.work_s))
+
 
 class Finding(msgspec.Struct, frozen=True):
     """What one step brought to light. `member` -1: jitter of all. `slowdown` 0.2: takes 1.2 times as long."""
@@ -147,6 +151,9 @@ class Straggler:
 
     def forget(self, member: int) -> None:
         """Another process has this place."""
+        if len(self._first) < self._options.warm:
+            gone = np.arange(self._members) == member
+            self._first = [(step, work.without(gone)) for step, work in self._first]
         self._usual.forget(member)
         self._jitter.forget(member)
         self._late_rate[member] = 0.0

@@ -278,6 +278,11 @@ class Goodput(msgspec.Struct):
         acting = [(s.kind, s.owner, s.acting * (end - s.from_s)) for s, end in zip(self.open, ends, strict=True)]
         return acting + [(bucket, owner, count * ahead_s) for bucket, owner, count in self._beside()]
 
+    @property
+    def booked_s(self) -> float:
+        """Up to then all is booked, of everybody."""
+        return next((segment.from_s for segment in self.open if segment.acting), self.now_s)
+
     def buckets(self, ahead_s: float = 0.0) -> dict[str, float]:
         found = dict(self.spent)
         for bucket, _, spent in self._undecided(ahead_s):

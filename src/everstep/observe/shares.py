@@ -8,6 +8,7 @@ import msgspec
 
 from everstep.observe.view import POINTS, Series
 
+NEAR = 0.1  # so much of a bin may lack in it
 KEPT_MADE = 512  # points of the curve of what steps are worth
 
 
@@ -129,16 +130,20 @@ class Bins(msgspec.Struct):
         for bucket, column in self.spent.items():
             self.spent[bucket] = [sum(column[n : n + 2]) for n in range(0, len(column), 2)]
 
-    def shares(self) -> dict[str, Series]:
-        """Of the accelerators, in each bin."""
+    def shares(self, booked_s: float, now_s: float) -> dict[str, Series]:
+        """Of the accelerators, in each bin. After `booked_s` only those that do nothing are booked: bins of which that
+        is much are not told, for they would say that nobody did anything."""
         length = max((len(column) for column in self.spent.values()), default=0)
+        whole = int(booked_s / self.every_s)
+        nearly = now_s - booked_s <= NEAR * (now_s - whole * self.every_s)
+        length = min(length, whole + nearly)
         totals = [0.0] * length
         for column in self.spent.values():
-            for n, spent in enumerate(column):
+            for n, spent in enumerate(column[:length]):
                 totals[n] += spent
         return {name: Series(self.every_s, _shares(column, totals)) for name, column in self.spent.items()}
 
 
 def _shares(column: list[float], totals: list[float]) -> list[float | None]:
-    padded = column + [0.0] * (len(totals) - len(column))
+    padded = column[: len(totals)] + [0.0] * (len(totals) - len(column))
     return [round(spent / total, 4) if total > 0 else None for spent, total in zip(padded, totals, strict=True)]

@@ -115,7 +115,7 @@ class Viewer:
         ahead_s = 0.0 if view.ended else self._ahead_s
         view.now_s = goodput.now_s + ahead_s
         view.buckets = goodput.buckets(ahead_s)
-        view.bucket_series = goodput.bins.shares()
+        view.bucket_series = goodput.bins.shares(goodput.booked_s, goodput.now_s)
         self._price(goodput.losses(ahead_s))
         wall_s = view.ended_s if view.ended else view.now_s
         view.ettr = self.effective_s / wall_s if wall_s > 0 else 0.0

@@ -24,7 +24,7 @@ STEP_LEVEL |= {Action.REPARTITION, Action.ROLL_BACK, Action.EVICT}
 
 LEFT = {Action.RETRY: "it leaves its place"}
 # What of a situation is not the same all through a run.
-CHANGING = ("kind", "failed", "hit", "places", "workers", "standbys", "spares", "tiers", "step_s")
+CHANGING = ("kind", "failed", "hit", "places", "workers", "standbys", "spares", "tiers", "step_s", "redundant")
 
 
 class Asked:
@@ -61,7 +61,8 @@ class Asked:
             least=max(job.min_nodes, 0 if job.law in ("table", "nodes") else job.min_replicas * fleet.per_replica),
             copies=1 if fleet.replicas > 1 or job.law != "action" else 0, standbys=standbys,
             places=places, spares=spares, replicas=fleet.replicas, hit=hit, stages=stages, micro_batches=micro_batches,
-            redundant=True, tiers=(Tier(KEPT, lost, saving.load_s),) if progress.every else (),
+            redundant=self.books.roles is None or not self.books.roles.fatal,
+            tiers=(Tier(KEPT, lost, saving.load_s),) if progress.every else (),
             step_s=max(self.books.step_s(), 1e-9), slowdown=slowdown,
         )  # fmt: skip
         return msgspec.structs.replace(made, barred=self._barred(made))

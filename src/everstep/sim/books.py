@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from everstep.core.decisions import Action
 from everstep.observe.view import Bucket
@@ -14,7 +15,11 @@ from everstep.sim.buckets import Buckets
 from everstep.sim.fleet import Fleet
 from everstep.sim.progress import Pace, Progress, Save
 from everstep.sim.scenario import Job, Saves, Scenario
+from everstep.sim.stages import growth
 from everstep.sim.workload import Pipeline
+
+if TYPE_CHECKING:
+    from everstep.sim.roles import Roles
 
 # With fewer nodes, after this action: whole replicas count, or every node.
 LAWS = {Action.SHRINK: "replicas", Action.REROUTE: "reroute", Action.TAKE_OVER: "take-over"}
@@ -40,17 +45,22 @@ class Books:
         self.phase = Phase.PAUSE
         self.pauses: list[tuple[Bucket, float]] = []  # what it is, until when
         self.law = "replicas"
-        self.slow: dict[int, float] = {}  # node -> how much slower it makes the job
+        self.slow: dict[int, float] = {}  # node -> how many times as long it takes
+        self.eased: dict[int, float] = {}  # slow node that others help -> how many times as long the job takes
+        self.roles: Roles | None = None  # of a job in whole pipelines
         self.booked_s = 0.0
         self.steps_redone = 0
         self.stalled_s = 0.0  # of time, in saves
         self._pace: Pace | None = None
+        self._base_s = 0.0  # of it, without anybody slow
         self.holds = scenario.strategy.meanwhile  # the pace of before, until the switch
 
     def changed(self) -> None:
         """Nodes, law or slow ones are others than before."""
         if not self.holds:
             self._pace = None
+        elif self._pace is not None:  # of those who are left
+            self._pace = self._pace_of(self._base_s)
 
     def switched(self) -> None:
         """What was prepared takes over."""
@@ -60,6 +70,8 @@ class Books:
     def working(self) -> int:
         """Nodes that take part in steps."""
         fleet = self.fleet
+        if self.roles is not None:
+            return self.roles.working
         return fleet.whole_replicas * fleet.per_replica if self.current_law == "replicas" else fleet.present
 
     @property
@@ -69,14 +81,14 @@ class Books:
     def can_run(self) -> bool:
         if self.current_law == "replicas":
             return self.fleet.whole_replicas >= self.job.min_replicas
-        return self.fleet.present >= self.job.min_nodes and self.step_s() > 0
+        return self.fleet.present >= max(self.job.min_nodes, self.job.pipeline_nodes) and self.step_s() > 0
 
     def step_s(self) -> float:
         """With the nodes of now, without anybody slow; 0: there can be none."""
         fleet, job = self.fleet, self.job
         match self.current_law:
             case "table":
-                rate = rate_of(job, fleet.present)
+                rate = rate_of(job, self.roles.formed if self.roles is not None else fleet.present)
                 return job.samples_per_step / rate if rate else 0.0
             case "nodes":
                 return self.full_step_s * fleet.seats / fleet.present if fleet.present else 0.0
@@ -101,13 +113,36 @@ class Books:
 
     def pace(self) -> Pace:
         if self._pace is None:
-            base_s = self.step_s()
-            slow = max((f for n, f in self.slow.items() if self.fleet.seat_of(n) >= 0), default=1.0)
-            self._pace = Pace(base_s * self.redundancy() * slow, base_s * self.working * self.per_node)
+            self._base_s = self.step_s()
+            self._pace = self._pace_of(self._base_s)
         return self._pace
 
+    def _pace_of(self, base_s: float) -> Pace:
+        slow = max((self.grown(n, f) for n, f in self.slow.items() if self._takes_part(n)), default=1.0)
+        return Pace(base_s * self.redundancy() * slow, base_s * self.working * self.per_node)
+
+    def _takes_part(self, node: int) -> bool:
+        return self.fleet.seat_of(node) >= 0 and (self.roles is None or node in self.roles.holder)
+
+    def grown(self, node: int, factor: float) -> float:
+        """How many times as long a step takes when this node takes `factor` times as long for its part.
+
+        Without stages all wait for it all the time. With them the critical path tells, with all replicas present.
+        """
+        if node in self.eased:
+            return self.eased[node]
+        stages, micro_batches = shape(self.job)
+        if stages == 1 or factor == 1:
+            return factor
+        pipeline = self.job.pipeline or Pipeline(stages=stages, micro_batches=micro_batches)
+        fleet, place = self.fleet, self.fleet.seat_of(node) % self.fleet.per_replica
+        first, end = (n * stages // fleet.per_replica for n in (place, place + 1))
+        return growth(pipeline, fleet.replicas, range(first, max(end, first + 1)), factor)
+
     def redundancy(self) -> float:
-        """How much longer a step takes for being made twice in part."""
+        """How much longer a step takes for being made twice in part. A table of rates holds what that always costs."""
+        if self.roles is not None:
+            return self.system.after_fault if self.roles.slowed else 1.0
         helps = self.current_law == "take-over" and self.fleet.missing
         return self.system.slowdown * (self.system.after_fault if helps else 1.0)
 
@@ -127,6 +162,8 @@ class Books:
             self._book(Bucket.WAITING, self.total_nodes - standbys - self.fleet.present, span_s)
         else:
             self._book(Bucket.WAITING, self.total_nodes - standbys, span_s)
+        if self.phase is not Phase.RUN:
+            self.progress.last_s = now
         self.booked_s = now
 
     def _book(self, bucket: Bucket, nodes: int, span_s: float) -> None:
@@ -159,6 +196,10 @@ class Books:
         """The step under way is made again."""
         self.buckets.move(Bucket.PRODUCTIVE, Bucket.REDONE, self.progress.drop_part())
 
+    def save_fails(self, now: float) -> int:
+        """The one under way, if there is one; steps that are made again."""
+        return self.roll_back(now) if self.progress.failing(now) else 0
+
     def roll_back(self, now: float, to: Save | None = None) -> int:
         """To what is durable: steps that are made again."""
         steps, worth = self.progress.roll_back(now, to, keeps_part=self.holds)
@@ -169,7 +210,9 @@ class Books:
 
 def shape(job: Job) -> tuple[int, int]:
     """Stages and micro-batches of a replica."""
-    return (job.pipeline.stages, job.pipeline.micro_batches) if job.pipeline else (job.stages, job.micro_batches)
+    if job.pipeline is not None:
+        return job.pipeline.stages, job.pipeline.micro_batches
+    return max(job.stages, job.pipeline_nodes), job.micro_batches
 
 
 def rate_of(job: Job, nodes: int) -> float:
@@ -197,4 +240,5 @@ def _progress(system: Preset, saves: Saves | None, step_s: float) -> Progress:
     every = saving.every_steps
     if not every and saving.every_s:
         every = max(1, round((saving.every_s - saving.cost_s) / step_s))
-    return Progress(every, saving.cost_s, saves.durable_s if saves else 0.0, bool(saves and saves.aligned))
+    saves = saves or Saves()
+    return Progress(every, saving.cost_s, saves.durable_s, saves.aligned, saves.failed_undoes)

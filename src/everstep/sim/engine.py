@@ -23,15 +23,21 @@ from everstep.sim.asked import Asked
 from everstep.sim.books import LAWS, Books, Phase
 from everstep.sim.chance import Chance, exponential
 from everstep.sim.fleet import Fleet
+from everstep.sim.planned import strike
 from everstep.sim.progress import Save
 from everstep.sim.result import Gathered, Result
-from everstep.sim.scenario import Failures, Fault, Scenario, seconds_of, system
+from everstep.sim.roles import Forming
+from everstep.sim.scenario import Failures, Scenario, seconds_of, system
+from everstep.sim.sensing import Senses
+from everstep.sim.silent import Flips
 from everstep.sim.slow import SlowNodes
+from everstep.sim.switching import Switching
 from everstep.sim.telling import Sink, Teller
 from everstep.sim.traces import Change, read
 
 KEEPS_GAP = {Action.SHRINK, Action.REROUTE, Action.TAKE_OVER, Action.REPARTITION}  # nobody takes the seat
 GOES_BACK = {Action.RESTART, Action.ROLL_BACK}
+NEW_PROCESSES = {Action.RESTART, Action.RESPAWN, Action.RESCHEDULE, Action.PROMOTE}
 LATER_S = 60.0  # something else is under way: look again
 SAMPLES = 240  # points of the curves over time
 FIXED = "replicas"  # the law of a job with all its nodes: a replica that loses one is out
@@ -76,7 +82,9 @@ class Engine:
         slots = self._seat_trace() if self.changes else self.cluster.standbys
         self.books = Books(scenario, self.system, self.fleet, slots)
         self.asked = Asked(scenario, self.system, self.books)
+        self.forming = Forming(self)
         self.slow = SlowNodes(self)
+        self.switching = Switching(self)
         self.got = Gathered()
         self.open: dict[str, Incident] = {}
         self.token = 0  # of the pause whose end is awaited
@@ -84,6 +92,9 @@ class Engine:
         self.needs_all = False
         self.teller = Teller(self, sink)
         self.sources = [self._source(spec) for spec in scenario.failures]
+        self.senses = Senses(scenario, self.fleet.seats, self.chance)  # drawn last: strategies meet the same failures
+        self.flips = Flips(self)
+        self.new_since = 0  # steps when somebody began anew
         self._progress = progress
         self._owed: list[tuple[Bucket, float]] = []  # parts of a pause that a wait interrupted, and their lengths
 
@@ -99,12 +110,13 @@ class Engine:
         for item in self.sources:
             item.begin(0.0)
         for fault in self.scenario.faults:
-            self.clock.at(fault.at_s, self._fault, fault)
+            self.clock.at(fault.at_s, strike, self, fault)
         self.clock.at(0.0, self._sample, until / SAMPLES)
         self.teller.look()
         while self.books.phase is not Phase.ENDED and self.clock.step(until):
             self.teller.look()
         self.settle()
+        self.books.save_fails(self.now)
         self.teller.seen()
         self.say(e.JobEnded(0, "simulated time is over" if self.books.phase is not Phase.ENDED else "stopped"))
         return self.got.result(self)
@@ -120,6 +132,20 @@ class Engine:
 
     def settle(self) -> None:
         self.books.settle(self.now)
+
+    def after_steps(self, goal: int, call: Callable[..., None], *args: object) -> None:
+        """Once the job has made so many steps."""
+        self.settle()
+        books, progress = self.books, self.books.progress
+        if progress.steps >= goal:
+            call(*args)
+            return
+        wait_s = LATER_S
+        if books.phase is Phase.RUN:
+            wait_s = max(goal - progress.steps - progress.part, 0.01) * books.pace().step_s
+        elif books.phase is Phase.PAUSE and books.pauses:
+            wait_s = max(books.pauses[-1][1] - self.now, 0.01)
+        self.clock.after(wait_s, self.after_steps, goal, call, *args)
 
     def _sample(self, every_s: float) -> None:
         self.settle()
@@ -165,44 +191,13 @@ class Engine:
             lasts_s = exponential(self.slow.chance, origin.spec.lasts_s)
             self.slow.began(victims[0], origin.spec.slowdown, lasts_s)
         elif kind == "silent":
-            mark = self.books.progress.durable(self.now)
-            self.clock.after(self.strategy.silent_detect_s, self._corrupt, victims[0], mark)
+            self.flips.struck(victims[0])
         elif kind == "maintenance":
             self.take_out(victims, cause, origin.spec.lasts_s, alive=True)
         elif is_transient(cause):
-            self._crashed(victims, cause)
+            self.crashed(victims, cause)
         else:
             self.take_out(victims, cause, self.cluster.repair_s)
-
-    def _fault(self, fault: Fault) -> None:
-        """One that the scenario has written down."""
-        self.settle()
-        node = fault.node
-        if node in self.fleet.out:
-            return
-        wait_s = self._early(fault)
-        if wait_s:
-            self.clock.after(wait_s, self._fault, fault)
-            return
-        self.got.failed(self.now, 1, fault.kind)
-        match fault.kind:
-            case "node-lost":
-                self.take_out([node], fault.kind, self.cluster.repair_s)
-            case "slow":
-                self.slow.began(node, fault.slowdown, fault.lasts_s)
-            case "corrupt":
-                self._corrupt(node, self.books.progress.durable(self.now))
-            case _:
-                self._crashed([node], fault.kind, "hang" if fault.kind == "hang" else "crash")
-
-    def _early(self, fault: Fault) -> float:
-        """Seconds after which to look again whether it is due; 0: it is."""
-        steps = fault.at_step - self.books.progress.steps
-        if steps > 0:
-            return max(steps, 0.5) * self.books.full_step_s
-        whole = self.books.phase is Phase.RUN and not self.fleet.missing and not self.books.slow
-        whole = whole and len(self.fleet.standbys) >= self.cluster.standbys
-        return self.books.full_step_s if fault.whole and not whole else 0.0
 
     def _spared(self) -> bool:
         """The downtime of the closed forms: nothing fails in it."""
@@ -214,43 +209,35 @@ class Engine:
         """Nodes leave, for some time or for good. What that means for the job depends on the seats they had."""
         seats = [seat for node in nodes if (seat := self.fleet.lose(node)) >= 0]
         for node in nodes:
-            self.books.slow.pop(node, None)
+            self.slow.left(node)
             self.say(e.NodeLost(name(node), "", NodeLoss.LEFT if alive else NodeLoss.SILENT))
             if for_s is not None:
                 self.clock.after(for_s, self.back, node)
+        strikes = bool(seats) and self.forming.lost(nodes)
         self.books.changed()
-        if seats:
+        if strikes:
             kind = "drain" if alive else "node-lost"
-            self._respond(kind, nodes, cause, seats)
+            self.respond(kind, nodes, cause, seats)
 
     def replace(self, node: int, action: Action) -> None:
         """All live: it gives its seat up to a standby in a planned change, and is repaired."""
         self.fleet.lose(node)
-        self.books.slow.pop(node, None)
+        self.slow.left(node)
+        self.forming.lost([node])
         self.say(e.NodeLost(name(node), "", NodeLoss.LEFT))
         self.clock.after(self.cluster.repair_s, self.back, node)
         rewire_s = self._fill()
         self.pause([(Bucket.RECOVERY, self._seconds(action) + rewire_s)])
 
-    def _crashed(self, nodes: Sequence[int], cause: str, kind: str = "crash") -> None:
-        """Only processes died. Who can only replace nodes does that."""
+    def crashed(self, nodes: Sequence[int], cause: str) -> None:
+        """Only processes died, or hang. Who can only replace nodes does that."""
+        kind = "hang" if cause == "hang" else "crash"
         seated = [node for node in nodes if self.fleet.seat_of(node) >= 0]
         seats = [self.fleet.seat_of(node) for node in seated]
         if seated and self.asked.decide(kind, seats, len(seats)).action is Action.STOP:
             self.take_out(seated, cause, self.cluster.soft_repair_s)
-        elif seated:
-            self._respond(kind, seated, cause, seats, places=len(seats))
-
-    def _corrupt(self, node: int, mark: Save) -> None:
-        """It is found. A healthy copy heals it, or all go back to before it: what was made since is worthless."""
-        self.settle()
-        if mark.steps > self.books.progress.steps or self.fleet.seat_of(node) < 0:
-            return  # the job has gone back to before it already, or the node is out
-        if self.books.phase is not Phase.RUN:
-            self.clock.after(LATER_S, self._corrupt, node, mark)
-        else:
-            seat = self.fleet.seat_of(node)
-            self._respond("corrupt", [node], "silent-corruption", [seat], places=1, mark=mark)
+        elif seated and self.forming.lost(seated):
+            self.respond(kind, seated, cause, seats, places=len(seats))
 
     def _replay(self, change: Change) -> None:
         node = self.nodes_of.setdefault(change.node, self.fleet.num_nodes)
@@ -280,7 +267,7 @@ class Engine:
 
     # Decisions ------------------------------------------------------------------------------------------
 
-    def _respond(
+    def respond(
         self,
         kind: str,
         nodes: Sequence[int],
@@ -289,17 +276,32 @@ class Engine:
         *,
         places: int = 0,
         mark: Save | None = None,
-    ) -> None:
+    ) -> Incident:
         """`seats`: those which the nodes have or had; `places`: how many of these can go on where they are."""
         number = self.got.incidents.total() + 1
         incident = Incident(f"i{number}", kind, self.now, alive=kind in ("drain", "slow", "grow"))
         self.got.incidents[kind] += 1
         self.open[incident.id] = incident
         loses = self.strategy.loses == "step" and not incident.alive and not self.books.holds
-        self.teller.seen(lost=loses and self.books.phase is Phase.RUN)
-        blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8])
+        self.teller.seen(lost=loses and self.books.phase is Phase.RUN and not self.forming.keeps_step)
+        told = self._noticed(incident)
+        blame = tuple(Blame(-1, name(node), cause) for node in nodes[:8]) if told else ()
         self.say(e.IncidentOpened(incident.id, kind, blame, cause))
         self.act(incident, self.decided(incident, seats, places, name(nodes[0])), mark)
+        return incident
+
+    def _noticed(self, incident: Incident) -> bool:
+        """How long nobody knows of it; whether it is known who is to blame."""
+        incident.detected_s = 0.0 if incident.alive else self.strategy.detect_s
+        if incident.kind != "hang":
+            return True
+        if self.strategy.hang_detect_s is not None:
+            incident.detected_s = self.strategy.hang_detect_s
+        elif self.system.shipped:
+            stood = self.senses.hang(self.books.full_step_s, self.books.progress.steps - self.new_since)
+            incident.detected_s = stood.took_s
+            return stood.right
+        return True
 
     def decided(self, incident: Incident, seats: Sequence[int], places: int, target: str) -> Decision:
         decision = self.asked.decide(incident.kind, seats, places)
@@ -316,7 +318,9 @@ class Engine:
             self.books.phase = Phase.ENDED
             return
         if action is Action.LEAVE:
-            self._close(incident, "left")
+            self.close(incident, "left")
+            return
+        if action is Action.TAKE_OVER and self.forming.takes_over(incident):
             return
         down_s = self._seconds(action)
         loses = self.strategy.loses == "step" and not incident.alive
@@ -330,23 +334,25 @@ class Engine:
         else:
             down_s += self._fill()
         self.books.changed()
-        self._after(incident, action, down_s)
+        self.recover(incident, action, down_s)
 
     def _fill(self) -> float:
         """Standbys take the empty seats; the time to wire them in."""
         seated, books = self.fleet.fill(), self.books
+        if seated:
+            self.new_since = books.progress.steps
+            self.slow.seated(seated)
         books.law = "nodes" if self.fleet.missing else FIXED
         books.changed()
         return self.cluster.rewire_s if seated and self.cluster.optical else 0.0
 
-    def _after(self, incident: Incident, action: Action, down_s: float) -> None:
-        detect_s = 0.0 if incident.alive else self.strategy.detect_s
-        if incident.kind == "hang":
-            detect_s = self.strategy.hang_detect_s or detect_s
-        incident.detected_s = detect_s
+    def recover(self, incident: Incident, action: Action, down_s: float) -> None:
+        detect_s = incident.detected_s
+        if action in NEW_PROCESSES:
+            self.new_since = self.books.progress.steps
         if self.strategy.meanwhile and self.books.can_run():
             self._saves_soon()
-            self.clock.after(detect_s + down_s, self._switch, incident)
+            self.switching.prepare(incident, detect_s + down_s)
             return
         if action is Action.RESCHEDULE:
             self.resumes, self.needs_all = action, True
@@ -402,29 +408,26 @@ class Engine:
             return
         self.settle()
         self.books.phase, self.books.pauses = Phase.RUN, []
+        self.forming.form()
+        self.switching.formed()
         if self.open:
             self.teller.epoch += 1
             self.teller.form()
             self._saves_soon()
-        for incident in list(self.open.values()):
-            self._close(incident, "recovered")
+        self.close_all()
         if self.fleet.missing and self.fleet.standbys:
             self.grow()
+
+    def close_all(self) -> None:
+        for incident in list(self.open.values()):
+            self.close(incident, "recovered")
 
     def _saves_soon(self) -> None:
         saves = self.scenario.saves
         if saves is not None and saves.after_restart:
             self.books.progress.save_next()
 
-    def _switch(self, incident: Incident) -> None:
-        """What was made ready while the job worked on takes over. The step under way is lost."""
-        self.settle()
-        self.books.progress.release(self.now)
-        self.books.undo_part()
-        self.books.switched()
-        self._close(incident, "recovered")
-
-    def _close(self, incident: Incident, outcome: str) -> None:
+    def close(self, incident: Incident, outcome: str) -> None:
         self.open.pop(incident.id, None)
         down_s = self.now - incident.opened_s
         if outcome == "recovered":
@@ -439,10 +442,11 @@ class Engine:
         self.say(e.NodeJoined(name(node), "", "", self.cluster.accelerators_per_node))
         for item in self.sources:
             item.renewed(node, self.now)
-        if self.books.phase is Phase.RUN and self.fleet.missing:
-            self.grow()
-        elif self.books.phase is Phase.WAIT:
+        waits_for_role = self.forming.joined()
+        if self.books.phase is Phase.WAIT:
             self._come()
+        elif not waits_for_role and self.books.phase is Phase.RUN and self.fleet.missing:
+            self.grow()
 
     def _come(self) -> None:
         """The job waited for this; or it begins."""

@@ -35,6 +35,10 @@ class Fleet:
         """-1: the seat is empty."""
         return self._holder.get(seat, seat)
 
+    def seated(self) -> list[int]:
+        """All with a seat, by their numbers."""
+        return sorted(self.holder(seat) for seat in range(self.seats) if seat not in self.missing)
+
     @property
     def present(self) -> int:
         return self.seats - len(self.missing)
@@ -91,12 +95,12 @@ class Fleet:
         if not self.broken[replica]:
             del self.broken[replica]
 
-    def fill(self) -> int:
-        """Seat standbys wherever they fit; how many."""
-        seated = 0
+    def fill(self) -> list[int]:
+        """Seat standbys wherever they fit; who."""
+        seated = []
         for seat in sorted(self.missing):
             node = self.fits(seat)
             if node >= 0:
                 self.sit(node, seat)
-                seated += 1
+                seated.append(node)
         return seated

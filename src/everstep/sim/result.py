@@ -45,6 +45,7 @@ class Result(msgspec.Struct, frozen=True):
     saves: int
     down_s: dict[str, float]  # median, p90, p99, max of the times without a step
     curve: tuple[Point, ...]
+    unnoticed: dict[str, int] = {}  # faults that no detector told, by kind
 
     @property
     def lost_accelerator_s(self) -> float:
@@ -72,6 +73,7 @@ class Gathered:
         self.actions: Counter[Action] = Counter()
         self.causes: Counter[str] = Counter()
         self.days: Counter[int] = Counter()
+        self.unnoticed: Counter[str] = Counter()
         self.down_s: list[float] = []
         self.points: list[Point] = []
         self._last = (0.0, 0.0)
@@ -97,7 +99,7 @@ class Gathered:
         samples = books.progress.steps * engine.job.samples_per_step
         days = max(1, int(scenario.until_s / DAY_S))
         per_day = Counter(self.days[day] for day in range(days))
-        under_way_s = books.progress.part * books.pace().step_s if books.phase.name == "RUN" else 0.0
+        under_way_s = wall_s - books.progress.last_s if books.phase.name == "RUN" else 0.0
         training_s = max(wall_s - under_way_s - engine.job.start_s, 1e-9)
         return Result(
             scenario.name, scenario.strategy.preset, scenario.seed, wall_s,
@@ -106,6 +108,7 @@ class Gathered:
             books.progress.steps, books.steps_redone, samples / training_s, self.causes.total(), dict(per_day),
             dict(self.incidents), {action.value: count for action, count in self.actions.items()},
             dict(self.causes.most_common()), books.progress.saves, spread(self.down_s), tuple(self.points),
+            dict(self.unnoticed),
         )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from everstep.sim.workload import Pipeline
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Factor = Annotated[float, msgspec.Meta(ge=1)]
 DAY_S = 86400.0
+OTHERS_SLOW_S, OTHERS_SILENT_S = 60.0, 3600.0  # until other systems notice: assumed, as none published it
 
 
 class Cluster(Group, frozen=True):
@@ -40,6 +41,7 @@ class Cluster(Group, frozen=True):
     rewire_s: Seconds = 10.0  # that takes so long (SYSTEMS section 6)
     repair_s: Seconds = 3600.0  # until a broken node, or another one in its place, is there
     soft_repair_s: Seconds = 0.0  # the same, when the machine itself is sound
+    ready: tuple[str, ...] = ()  # with job.pipeline_nodes: nodes of the trace, in the order of their first roles
 
 
 class Job(Group, frozen=True):
@@ -56,8 +58,12 @@ class Job(Group, frozen=True):
     micro_batches: Positive = 1
     law: Literal["action", "replicas", "nodes", "table"] = "action"  # action: as what was done about it implies
     samples_per_s: dict[str, float] = msgspec.field(default_factory=dict)  # with law = "table": by number of nodes
+    pipeline_nodes: Count = 0  # with law = "table": only whole pipelines of so many nodes work, the others wait
     fixed: bool = False  # the number of members may not change
     session: bool = True  # steps are watched and made again; else workers only stop and start together
+    jitter: Share = 0.0  # 19 of 20 steps of a member differ by at most this with the lengths of its sequences
+    noise: Share = 0.014  # standard deviation of a member's own time that its lengths do not explain
+    compare_s: Seconds = 0.1  # a fingerprint of a member's state, for comparing replicas
     pipeline: Pipeline | None = None
 
 
@@ -71,6 +77,9 @@ class Saves(Group, frozen=True):
     durable_s: Seconds = 0.0  # from the end of the stall
     after_restart: bool = False  # one more after the first step
     aligned: bool = False  # at step numbers, however often one was saved between
+    # One that a loss, a switch of strategy.tears or the end of the run overtakes fails and takes the job back to the
+    # newest one, or to where it was so many steps before if that is further back. 0: only a loss takes it back.
+    failed_undoes: Count = 0
 
 
 class Failures(Group, frozen=True):
@@ -119,16 +128,21 @@ class Strategy(Group, frozen=True):
     # The same, by the nodes that are left.
     seconds_by_nodes: dict[str, dict[str, Seconds]] = msgspec.field(default_factory=dict)
     detect_s: Seconds = 0.0  # beyond what the downtimes hold
-    hang_detect_s: Seconds = 0.0  # of a hang, instead
-    slow_detect_s: Seconds = 60.0
-    silent_detect_s: Seconds = 3600.0
+    # Instead of asking the detectors of detect/, which are our own: other systems take OTHERS_..., hangs detect_s.
+    hang_detect_s: Seconds | None = None
+    slow_detect_s: Seconds | None = None
+    silent_detect_s: Seconds | None = None
     loses: Literal["step", "nothing"] = "step"  # the step under way, or what a roll back takes; else downtime only
-    overlap: Literal["again", "queue"] = "again"  # a fault in a recovery: it begins anew, or another one follows
+    # A fault in a recovery: it begins anew, or another one follows; or with `meanwhile`, the next switch takes all, the
+    # one after that finds nobody, and the job stands until one that follows another loss.
+    overlap: Literal["again", "queue", "stands"] = "again"
     spared: bool = False  # no faults count while one is detected: the downtime of the closed forms
     after_fault: float = 0.0  # instead of the preset's slow-down of whoever computes for a dead neighbour
-    meanwhile: bool = (
-        False  # the job works on at its old pace until what follows is ready, as Oobleck's artifact has it
-    )
+    idle_slows: bool = False  # so does the loss of a node without a role, until all form anew: Bamboo's simulator
+    # The job works on at its old pace until what follows is ready, as Oobleck's artifact has it; and which switches to
+    # that, by their numbers from 1 on, make the save under way fail, as does the end of the step that they cut off.
+    meanwhile: bool = False
+    tears: tuple[Positive, ...] = ()
 
 
 class Scenario(Group, frozen=True):
@@ -215,6 +229,8 @@ def check(scenario: Scenario) -> None:
         raise UsageError(f"job.min_replicas = {job.min_replicas}: more than job.replicas = {job.replicas}")
     if job.law == "table" and not job.samples_per_s:
         raise UsageError("job.samples_per_s: with job.law = 'table', give samples a second by number of nodes")
+    _check_whole_pipelines(scenario)
+    _check_switches(scenario)
     for name in (*job.samples_per_s, *(n for table in scenario.strategy.seconds_by_nodes.values() for n in table)):
         if not name.isdigit():
             raise UsageError(f"{name!r}: expected a number of nodes as key")
@@ -228,6 +244,27 @@ def check(scenario: Scenario) -> None:
     system(scenario)
     if job.pipeline is not None:
         job.pipeline.peak_bytes()
+
+
+def _check_whole_pipelines(scenario: Scenario) -> None:
+    if scenario.job.pipeline_nodes:
+        if scenario.job.law != "table" or scenario.strategy.meanwhile:
+            raise UsageError("job.pipeline_nodes: it needs job.law = 'table', and no strategy.meanwhile")
+        return
+    for where, given in (
+        ("cluster.ready", scenario.cluster.ready),
+        ("strategy.idle_slows", scenario.strategy.idle_slows),
+    ):
+        if given:
+            raise UsageError(f"{where}: it needs job.pipeline_nodes")
+
+
+def _check_switches(scenario: Scenario) -> None:
+    strategy, saves = scenario.strategy, scenario.saves or Saves()
+    if strategy.overlap == "stands" and not strategy.meanwhile:
+        raise UsageError("strategy.overlap = 'stands': it needs strategy.meanwhile")
+    if strategy.tears and not (strategy.meanwhile and saves.failed_undoes):
+        raise UsageError("strategy.tears: it needs strategy.meanwhile and saves.failed_undoes")
 
 
 def _check_failures(where: str, item: Failures, cluster: Cluster) -> None:

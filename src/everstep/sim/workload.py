@@ -186,8 +186,11 @@ class Pipeline(Group, frozen=True):
     def step_s(self, replicas: int, of: int) -> float:
         """With `replicas` of `of` pipelines left, which share the micro-batches of all."""
         micro_batches = -(-self.micro_batches * of // replicas)
-        reduce_s = all_reduce_s(self.gradient_bytes, replicas, self.bandwidth, self.latency_s)
-        return self.played(micro_batches).makespan_s + reduce_s + self.update_s
+        return self.played(micro_batches).makespan_s + self.after_s(replicas)
+
+    def after_s(self, replicas: int) -> float:
+        """What follows the last backward pass."""
+        return all_reduce_s(self.gradient_bytes, replicas, self.bandwidth, self.latency_s) + self.update_s
 
     def peak_bytes(self) -> int:
         """Of the worker that needs most. Raises UsageError when it does not fit."""

@@ -5,7 +5,7 @@ Run: everstep sim --full examples/scenarios/faults.toml
 `sim.engine` counts nodes, so that a year of 131,072 accelerators takes seconds. Here the faults which a scenario writes
 down ([[faults]]) strike the machines themselves: `control.lifecycle` and `control.node` on the virtual clock, as in
 `everstep schedules`. So its decisions are those of a live controller, and can be compared with those of the engine and
-of real processes. A slow member is named by a detector that is simulated; what is decided about it is not.
+of real processes. What is known of a slow member is what `sim.sensing` says.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from typing import NamedTuple
 from everstep.control import seats
 from everstep.control.job import Job, Stage
 from everstep.control.recovery import Recovery
-from everstep.control.slowness import Slowness
+from everstep.control.slowness import Slowness, patience_s, worth
 from everstep.core import events as e
+from everstep.core.config import Straggler as Settings
 from everstep.core.errors import UsageError
 from everstep.core.types import Blame, ExitCause, JobSpec, Verdict
 from everstep.plan.escalation import LEFT_ROLE
 from everstep.sim.scenario import Fault, Scenario
+from everstep.sim.sensing import Senses
 from everstep.testing.cluster import Cluster
 from everstep.testing.workers import SimWorker
 
 MOST_NODES = 256  # the machine looks at every report, so an event costs by the number of nodes
 LOOK_S = 0.1  # as often as the controller ticks
+MANY = 1000  # steps: the detector has learned what it can
 
 
 class Told(NamedTuple):
@@ -67,6 +70,7 @@ class Played:
         self.cluster.listener = self._heard
         self.recovery = Recovery()
         self.slowness = Slowness(act=True)
+        self.senses = Senses(scenario, scenario.cluster.nodes, random.Random(scenario.seed))
         self.slow: dict[str, str] = {}  # incident -> place
         self.num_struck = self.num_opened = self.num_closed = 0
         self.told: list[Told] = []
@@ -160,19 +164,31 @@ class Played:
                 worker.hung = True
                 clock.after(1.0, self.cluster.controller.suspect, worker)
             case "slow":
-                clock.after(self.scenario.strategy.slow_detect_s, self._judged, worker, fault)
+                self._watch(worker, fault)
             case _ if worker.session is not None:
                 worker.session.flipped = True
 
-    def _judged(self, worker: SimWorker, fault: Fault) -> None:
-        """The detector's part."""
+    def _watch(self, worker: SimWorker, fault: Fault) -> None:
+        """As in the engine, with steps that take as long as there: a number of the scenario, or the detector."""
+        given_s, job = self.scenario.strategy.slow_detect_s, self.scenario.job
+        after = self.cluster.clock.after
+        if given_s is not None:
+            after(given_s, self._judged, worker, fault.slowdown)
+            return
+        told = self.senses.slow(fault.slowdown, MANY)
+        if told is not None and worth(told.slowdown, job.step_s):
+            rest_s = max(0.0, patience_s(told.steps - 1 - told.since, job.step_s, Settings().lasts_s))
+            after(told.steps * job.step_s * fault.slowdown + rest_s, self._judged, worker, 1.0 + told.slowdown)
+
+    def _judged(self, worker: SimWorker, slowdown: float) -> None:
+        """What follows from a verdict."""
         number = len(self.slow) + 1
         incident, name = f"S{number:03d}", worker.agent.name
-        why = f"{fault.slowdown:.2f} times slower"
+        why = f"{slowdown:.2f} times slower"
         verdict = Verdict("slow", (Blame(worker.rank, name, "slow"),), why)
         self.slow[incident] = f"{name}/{worker.local_rank}"
         now = self.cluster.clock.now_s
-        self._heard(now, e.SlowJudged(incident, verdict, "compute", fault.slowdown - 1.0, 0, 0))
+        self._heard(now, e.SlowJudged(incident, verdict, "compute", round(slowdown - 1.0, 4), 0, 0))
         self._heard(now, e.IncidentOpened(incident, "slow", verdict.culprits, why))
 
     def _whole(self) -> bool:

@@ -1,9 +1,10 @@
 // The page: what is shown of a job (observe.view.View), live, recorded or simulated. No build step, no framework.
 // Each part listens to the store and draws its own fields; the address says whether the job or one incident is shown.
 
-import { announce } from "./dom.js";
-import { Charts, Marks, Span } from "./charts.js";
+import { announce, keep } from "./dom.js";
+import { Charts, Marks } from "./charts.js";
 import { Controls } from "./controls.js";
+import { TimeOfDay } from "./day.js";
 import { Goodput } from "./goodput.js";
 import { Head } from "./head.js";
 import { IncidentPage } from "./incident.js";
@@ -12,6 +13,7 @@ import { Lists } from "./lists.js";
 import { Look } from "./look.js";
 import { ClusterMap } from "./map.js";
 import { NodeTable } from "./nodes.js";
+import { RangeField, Span } from "./range.js";
 import { Store } from "./store.js";
 import { TimeBar } from "./timebar.js";
 import { incidentTitle } from "./words.js";
@@ -21,17 +23,19 @@ const STEP = 0.01; // of the whole job, for one key press
 
 const store = new Store();
 const span = new Span(store);
+const day = new TimeOfDay(store);
+new RangeField(store, span);
 const marks = new Marks(store, span);
 new Head(store);
-new Charts(store, span, marks);
+new Charts(store, span, marks, day);
 const map = new ClusterMap(store);
 new NodeTable(store);
-new Goodput(store, span, marks);
+new Goodput(store, span, marks, day);
 new Incidents(store);
 new Lists(store);
 new Look(store, map, new Controls(store));
 const timebar = new TimeBar(store);
-const page = new IncidentPage(store);
+const page = new IncidentPage(store, span);
 
 let scrolled = 0; // where the overview was left
 
@@ -45,6 +49,7 @@ function route() {
   if (!wanted) {
     page.close();
     if (before) scrollTo(0, scrolled);
+    if (location.hash === "#/charts") id("charts-title").scrollIntoView();
     return;
   }
   page.open(decodeURIComponent(wanted[1]));
@@ -55,11 +60,7 @@ function route() {
 function toggleTheme() {
   const root = document.documentElement;
   root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-  try {
-    localStorage.setItem("everstep-theme", root.dataset.theme);
-  } catch (error) {
-    console.info("the theme is not kept", error.name);
-  }
+  keep("everstep-theme", root.dataset.theme);
   document.dispatchEvent(new Event("everstep-theme"));
 }
 
@@ -85,6 +86,11 @@ const KEYS = {
   Escape: leave,
   m: () => map.focus(),
   0: () => span.choose(null),
+  r: () => id("range").select(),
+  "[": () => span.move(-1),
+  "]": () => span.move(1),
+  "-": () => span.widen(),
+  c: () => day.toggle(),
   " ": () => timebar.shown && timebar.play(!timebar.playing),
   ",": () => timebar.step(-STEP),
   ".": () => timebar.step(STEP),

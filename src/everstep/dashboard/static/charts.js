@@ -18,26 +18,6 @@ const LEAST_BINS = 10; // a span of fewer shows nothing
 const FEW = 3; // more than so many extra metrics wait behind a button
 const REDRAW_MS = 400;
 
-/** Which part of the job's time all charts show: the whole, the newest seconds, or what was dragged over. */
-export class Span {
-  constructor(store) {
-    this.store = store;
-    this.chosen = null; // null: all, number: newest seconds, [from, to]
-    this.changed = [];
-  }
-
-  choose(span) {
-    this.chosen = span;
-    for (const draw of this.changed) draw();
-  }
-
-  range() {
-    const end = Math.max(this.store.view?.now_s ?? 1, 1);
-    if (Array.isArray(this.chosen)) return this.chosen;
-    return this.chosen === null ? [0, end] : [Math.max(0, end - this.chosen), end];
-  }
-}
-
 /** Incidents and redone spans of the View, ready for charts; made once for each View. */
 export class Marks {
   constructor(store, span) {
@@ -75,11 +55,12 @@ export class Marks {
 }
 
 export class Charts {
-  constructor(store, span, marks) {
-    Object.assign(this, { store, span, marks, plots: new Map(), all: false, dueMs: 0 });
+  constructor(store, span, marks, day) {
+    Object.assign(this, { store, span, marks, day, plots: new Map(), all: false, dueMs: 0 });
     this.more = document.getElementById("more-metrics");
     this.more.addEventListener("click", () => this.toggle());
     span.changed.push(() => this.redraw());
+    day.changed.push(() => this.redraw());
     store.on((changed) => {
       if (changed.has("series")) this.later();
       else if (changed.has("incidents") || changed.has("redone")) this.redraw();
@@ -139,6 +120,7 @@ export class Charts {
       readout: readout(kind),
       marks: () => this.marks.made,
       range: () => this.span.range(),
+      wall: () => this.day.wall,
       zoom: (range) => this.span.choose(range),
     });
     plot.element.show = (wanted) => plot.set(points(this.store.view.series[wanted]));
@@ -151,15 +133,12 @@ export class Charts {
     this.buttons();
   }
 
-  /** Those spans that are shorter than the job, and the way back from a zoom. */
+  /** Those spans that are shorter than the job; others are typed. */
   buttons() {
-    const { chosen } = this.span;
     const { now_s: now, series } = this.store.view;
     const least = LEAST_BINS * Math.min(...Object.values(series).map((curve) => curve.every_s));
     const fit = SPANS.filter(([, seconds]) => seconds < now && seconds >= least);
-    const zoomed = Array.isArray(chosen) ? [["zoomed in", chosen]] : [];
-    const offers = [["whole job", null], ...fit, ...zoomed];
-    document.getElementById("spans").hidden = offers.length < 2;
+    const offers = [["whole job", null], ...fit];
     keyed(
       document.getElementById("spans"),
       offers,

@@ -33,20 +33,44 @@ function usual(filled) {
   return apart[Math.floor(apart.length / 2)] ?? 1;
 }
 
-export function newest(values) {
-  for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return i;
+export function newest(values, until = values.length) {
+  for (let i = until - 1; i >= 0; i--) if (values[i] !== null) return i;
   return -1;
 }
 
-/** What a curve's caption says: the value under the cursor, else the newest; and how far it went in that bin. */
+/** Bins of this stretch of time: [first, end). */
+export function within(times, [from, to]) {
+  const first = times.findIndex((at) => at >= from);
+  const end = times.findLastIndex((at) => at <= to) + 1;
+  return first < 0 ? [0, 0] : [first, Math.max(first, end)];
+}
+
+/** What a curve's caption says: the value under the cursor, and how far it went in that bin; else the newest one that
+ * is shown, and how far all went that are. */
 export function readout({ format, axis }) {
-  return ([times, low, high, mean], index) => {
-    const at = index === null || mean[index] === null ? newest(mean) : index;
-    if (at < 0) return { value: UNKNOWN, more: "", at: null };
-    const wide = high[at] - low[at] > 0.02 * Math.abs(mean[at]);
-    const bare = axis ?? format;
-    return { value: format(mean[at]), more: wide ? `${bare(low[at])} to ${bare(high[at])}` : "", at: times[at] };
+  const bare = axis ?? format;
+  return ([times, low, high, mean], index, range) => {
+    const pointed = index !== null && mean[index] !== null;
+    const [first, end] = pointed ? [index, index + 1] : within(times, range);
+    const at = newest(mean, end);
+    if (at < first) return { value: UNKNOWN, more: "", at: null };
+    const [least, most] = extent(low.slice(first, end), high.slice(first, end));
+    const middle = average(mean.slice(first, end));
+    const wide = most - least > (pointed ? 0.02 * Math.abs(mean[at]) : 0);
+    const said = pointed ? [] : [`mean ${bare(middle)}`];
+    const more = wide ? [`${bare(least)} to ${bare(most)}`, ...said].join(", ") : "";
+    return { value: format(mean[at]), more, at: times[at] };
   };
+}
+
+function extent(low, high) {
+  const known = (values) => values.filter((y) => y !== null);
+  return [Math.min(...known(low)), Math.max(...known(high))];
+}
+
+function average(values) {
+  const known = values.filter((y) => y !== null);
+  return known.reduce((sum, y) => sum + y, 0) / known.length;
 }
 
 export const percentAxis = (y) => `${significant(y * 100)} %`;

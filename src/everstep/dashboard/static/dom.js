@@ -85,3 +85,21 @@ export function onResize(element, draw) {
   }).observe(element);
   document.addEventListener("everstep-theme", draw);
 }
+
+/** What this browser remembers of the reader's wishes; null: nothing, or it may not. */
+export function kept(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch (error) {
+    console.info(`${name} is not known`, error.name);
+    return null;
+  }
+}
+
+export function keep(name, value) {
+  try {
+    localStorage.setItem(name, value);
+  } catch (error) {
+    console.info(`${name} is not kept`, error.name);
+  }
+}

@@ -4,7 +4,7 @@ import { h, keyed, setText } from "./dom.js";
 import { UNKNOWN, percent, spent } from "./format.js";
 import { causeText, total } from "./words.js";
 import { Plot } from "./plot.js";
-import { newest, percentAxis } from "./curves.js";
+import { newest, percentAxis, within } from "./curves.js";
 
 const id = (name) => document.getElementById(name);
 
@@ -30,11 +30,11 @@ const AREA = 0.75; // weight of the areas under the lines
 export const slug = (bucket) => `bucket-${bucket.replaceAll(" ", "-")}`;
 
 export class Goodput {
-  constructor(store, span, marks) {
-    Object.assign(this, { store, span, marks });
+  constructor(store, span, marks, day) {
+    Object.assign(this, { store, span, marks, day, hidden: new Set() });
     this.plot = this.makePlot();
     id("bucket-chart").append(this.plot.element);
-    span.changed.push(() => this.plot.draw());
+    for (const shared of [span, day]) shared.changed.push(() => this.plot.draw());
     store.on((changed) => {
       if (changed.has("buckets") || changed.has("costs")) this.draw();
       if (changed.has("bucket_series")) this.curve();
@@ -56,7 +56,7 @@ export class Goodput {
       id("bucket-rows"),
       rows,
       (row) => row.name,
-      (row) => shareRow(row, swatch(row)),
+      (row) => shareRow(row, swatch(row), LOST.includes(row.name) && this.toggle(row.name)),
     );
     setText(id("goodput-note"), sum > 0 ? `${spent(sum)} of accelerators (acc) until now` : "nothing yet");
     this.causes(costs, sum);
@@ -88,11 +88,25 @@ export class Goodput {
       lines,
       // From the top line down: each one's area reaches to the line below it.
       bands: lines.map((line, i) => [i + 1, i, line.color, AREA]).slice(1),
-      readout: (data, index) => this.readout(data, index),
+      readout: (data, index, range) => this.readout(data, index, range),
       marks: () => this.marks.made,
       range: () => this.span.range(),
+      wall: () => this.day.wall,
       zoom: (range) => this.span.choose(range),
     });
+  }
+
+  /** A bucket's name is the legend of the chart: pressed, it hides what would dwarf the others. */
+  toggle(name) {
+    const press = () => {
+      if (!this.hidden.delete(name)) this.hidden.add(name);
+      button.setAttribute("aria-pressed", String(!this.hidden.has(name)));
+      this.curve();
+    };
+    const said = SHOWN[name] ?? name;
+    const about = { type: "button", class: "legend-name", title: `${MEANING[name]}; a press hides it in the chart` };
+    const button = h("button", { ...about, "aria-pressed": "true", onclick: press }, said);
+    return button;
   }
 
   /** Shares stacked: line i is the sum of the first i + 1 buckets. */
@@ -104,15 +118,16 @@ export class Goodput {
     const times = lead.mean.map((_, i) => (i + 0.5) * lead.every_s);
     let below = times.map(() => 0);
     const stacked = LOST.map((name) => {
-      below = below.map((sum, i) => sum + (all[name]?.mean[i] ?? 0));
+      if (!this.hidden.has(name)) below = below.map((sum, i) => sum + (all[name]?.mean[i] ?? 0));
       return below.map((sum, i) => (known[i] ? sum : null));
     });
     this.plot.set([times, ...stacked]);
   }
 
-  readout([times, ...stacked], index) {
-    const at = index ?? newest(stacked.at(-1) ?? []);
-    if (at < 0 || stacked.at(-1)[at] === null) return { value: UNKNOWN, more: "", at: null };
+  readout([times, ...stacked], index, range) {
+    const [first, end] = index === null ? within(times, range) : [index, index + 1];
+    const at = newest(stacked.at(-1) ?? [], end);
+    if (at < first || stacked.at(-1)[at] === null) return { value: UNKNOWN, more: "", at: null };
     const shares = LOST.map((name, i) => [name, stacked[i][at] - (i ? stacked[i - 1][at] : 0)]).filter(
       ([, x]) => x > 5e-4,
     );
@@ -133,12 +148,17 @@ function segment(row) {
 
 const swatch = (row) => h("span", { class: `swatch ${slug(row.name)}`, "aria-hidden": "true" });
 
-function shareRow(row, mark) {
+function shareRow(row, mark, button) {
   const [share, time] = [h("td", { class: "num" }), h("td", { class: "num" })];
   const element = h(
     "tr",
     {},
-    h("th", { scope: "row", title: MEANING[row.name] }, mark, mark ? (SHOWN[row.name] ?? row.name) : causeText(row.name)),
+    h(
+      "th",
+      { scope: "row", title: MEANING[row.name] },
+      mark,
+      button || (mark ? (SHOWN[row.name] ?? row.name) : causeText(row.name)),
+    ),
     share,
     time,
   );

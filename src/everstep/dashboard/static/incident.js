@@ -2,6 +2,7 @@
 
 import { h, setText } from "./dom.js";
 import { UNKNOWN, clock, count, duration, plural, spent } from "./format.js";
+import { rangeQuery } from "./range.js";
 import { getJson } from "./store.js";
 import { hrefOf } from "./incidents.js";
 import { actionText, causeText, incidentTitle, isFault, isOpen, stops, total, who } from "./words.js";
@@ -18,8 +19,9 @@ const ROWS = {
 };
 
 export class IncidentPage {
-  constructor(store) {
+  constructor(store, span) {
     this.store = store;
+    this.span = span;
     this.shown = null; // id
     this.article = id("incident");
     this.files = new Map(); // path -> element, so that a text that was opened stays open
@@ -75,7 +77,7 @@ export class IncidentPage {
   parts(incident) {
     const wall = this.store.view.submitted_wall_s;
     return [
-      this.navigation(),
+      this.navigation(incident),
       title(incident, wall),
       numbers(incident, wall),
       phases(incident),
@@ -84,15 +86,29 @@ export class IncidentPage {
     ];
   }
 
-  navigation() {
+  navigation(incident) {
     const [before, after] = [this.neighbour(-1), this.neighbour(1)];
     return h(
       "nav",
       { class: "row", "aria-label": "Incidents" },
       h("a", { href: "#/" }, "‹ the job"),
+      this.charts(incident),
       before && h("a", { href: hrefOf(before), rel: "prev" }, "previous incident"),
       after && h("a", { href: hrefOf(after), rel: "next" }, "next incident"),
     );
+  }
+
+  /** The charts of the time around it: as an address, so that it can be copied. */
+  charts(incident) {
+    const { first_sign_s: sign, opened_s: opened, closed_s: closed } = incident;
+    const around = this.span.around(sign >= 0 ? sign : opened, Math.max(opened, closed));
+    const shows = (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      this.span.choose(around);
+      location.hash = "#/charts";
+    };
+    return h("a", { href: `?range=${rangeQuery(around)}#/charts`, onclick: shows }, "charts around it");
   }
 
   evidence(incident) {

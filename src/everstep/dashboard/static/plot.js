@@ -1,7 +1,7 @@
 // One curve chart over the job's time: uPlot, with incidents marked above it and redone spans shaded behind it.
 
 import { h, keyed, onResize, perFrame, rem, setText, token } from "./dom.js";
-import { duration } from "./format.js";
+import { clock, duration } from "./format.js";
 
 const APART = 1.7; // rem: marks that are closer become one
 const MANY = 24; // marks: with more of them, lines through the curves would hide these
@@ -29,6 +29,22 @@ export function axisTime(s, stepS) {
   return `${sec} s`;
 }
 
+/** Seconds of the job at which an axis has a label: round ones, of the day where `wall` (its submission) is given. */
+export function ticks(from, to, stepS, wall) {
+  const ahead = wall ? wall - new Date((wall + from) * 1000).getTimezoneOffset() * 60 : 0;
+  const first = Math.ceil((from + ahead) / stepS - 1e-9);
+  const num = Math.floor((to + ahead) / stepS + 1e-9) - first + 1;
+  return Array.from({ length: Math.max(0, num) }, (_, i) => (first + i) * stepS - ahead);
+}
+
+/** Time of day, with the date instead at midnight. */
+export function axisClock(wall, s, stepS) {
+  const date = new Date(Math.round((wall + s) * 1000));
+  const time = date.toLocaleTimeString("en-GB");
+  if (stepS >= 86400 || time === "00:00:00") return date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return stepS < 60 ? time : time.slice(0, 5);
+}
+
 /** Marks of one place in one: [{x, items}], by pixels from the left. */
 export function gather(items, toPixel, width, apart) {
   const groups = [];
@@ -44,7 +60,8 @@ export function gather(items, toPixel, width, apart) {
 
 /**
  * `lines`: [{label, color, width?, fill?}] for uPlot; `bands`: pairs of them with the space between filled.
- * `marks`: {incidents, redone, open(items)} and `range()` -> [from, to] are asked for at each drawing.
+ * `marks`: {incidents, redone, open(items)}, `range()` -> [from, to] and `wall()` -> when the job was submitted, where
+ * the time of day is wanted, are asked for at each drawing. `readout(data, index, range)`: index null: none is pointed at.
  */
 export class Plot {
   constructor({
@@ -59,9 +76,10 @@ export class Plot {
     readout,
     marks,
     range,
+    wall,
     zoom,
   }) {
-    Object.assign(this, { title, format, axis, zero, whole, banded, lines, bands, readout, marks, range, zoom });
+    Object.assign(this, { title, format, axis, zero, whole, banded, lines, bands, readout, marks, range, wall, zoom });
     this.data = [[], ...lines.map(() => [])];
     this.value = h("span", { class: "value" });
     this.more = h("span", { class: "more" });
@@ -116,7 +134,8 @@ export class Plot {
           gap: 0.3 * rem(),
           space: 5.2 * rem(),
           incrs: STEPS_S,
-          values: (u, splits, index, space, step) => splits.map((s) => axisTime(s, step)),
+          splits: (u, index, low, high, step) => ticks(low, high, step, this.wall()),
+          values: (u, splits, index, space, step) => splits.map((s) => this.moment(s, step)),
         },
         {
           ...axis,
@@ -150,6 +169,11 @@ export class Plot {
       paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
       fill: line.fill ? faded(token(line.color), line.fill) : undefined,
     };
+  }
+
+  moment(s, stepS) {
+    const wall = this.wall();
+    return wall ? axisClock(wall, s, stepS) : axisTime(s, stepS);
   }
 
   span(low, high) {
@@ -209,9 +233,10 @@ export class Plot {
 
   read(u) {
     const index = u?.cursor.idx ?? null;
-    const { value, more, at } = this.readout(this.data, index);
+    const { value, more, at } = this.readout(this.data, index, this.range());
     setText(this.value, value);
-    const moment = index === null || at === null ? "" : `at ${duration(at)}`;
+    const wall = this.wall();
+    const moment = index === null || at === null ? "" : `at ${wall ? clock(wall, at) : duration(at)}`;
     setText(this.more, [more, moment].filter(Boolean).join(", "));
     this.more.title = this.more.textContent;
   }
