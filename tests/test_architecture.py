@@ -88,6 +88,7 @@ PURE = (
     "src/everstep/observe/cases.py",
     "src/everstep/observe/charts.py",
     "src/everstep/observe/explain.py",
+    "src/everstep/observe/flame.py",
     "src/everstep/observe/goodput.py",
     "src/everstep/observe/html.py",
     "src/everstep/observe/incident_page.py",

@@ -14,6 +14,7 @@ from everstep.core import wire
 from everstep.core.checkup import Arrived, Complaint, Examined, GroupSeen, Place, Reading, RingAsked, RingDone
 from everstep.core.dealing import Dealing, Stream
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
+from everstep.core.sampled import Function, Sampled, Stack
 from everstep.core.types import (
     Action,
     Activity,
@@ -35,6 +36,9 @@ text = st.text(max_size=20)
 count = st.integers(0, 2**40)
 seconds = st.floats(0, 1e9)
 small = st.integers(0, 1000)
+functions = st.lists(st.builds(Function, text, text, small, text), max_size=2).map(tuple)
+stacks = st.lists(st.builds(Stack, text, st.lists(small, max_size=3).map(tuple), small, count), max_size=2).map(tuple)
+sampled = st.builds(Sampled, functions, stacks, small, seconds, seconds, seconds)
 exits = st.builds(Exit, st.sampled_from(ExitCause), seconds, st.none() | small, st.none() | small, text)
 seats = st.lists(st.builds(Seat, text, text, text, text), max_size=3).map(tuple)
 formations = st.builds(Formation, count, seats, st.booleans(), count, st.lists(small, max_size=3).map(tuple))
@@ -58,6 +62,10 @@ TALK = {
     wire.StopRequest: st.builds(wire.StopRequest, text, small, seconds),
     wire.DrainRequest: st.builds(wire.DrainRequest, text, st.booleans()),
     wire.SaveRequest: st.builds(wire.SaveRequest),
+    wire.LookRequest: st.builds(
+        wire.LookRequest, st.sampled_from(["stacks", "profile"]), st.lists(text, max_size=3).map(tuple), seconds,
+        st.booleans(),
+    ),
     wire.NodeDied: st.builds(wire.NodeDied, text, text, st.integers(-64, 255)),
     wire.Bye: st.builds(wire.Bye, text),
     NodeReport: st.builds(
@@ -70,8 +78,13 @@ TALK = {
         formation=st.none() | formations, lives=st.lists(small, max_size=3).map(tuple),
         leave=st.booleans(), vacant=st.lists(small, max_size=3).map(tuple),
     ),
-    StacksAsked: st.builds(StacksAsked, text, count, st.lists(small, max_size=4).map(tuple)),
-    StacksTaken: st.builds(StacksTaken, text, text, count, st.dictionaries(small, text, max_size=3)),
+    StacksAsked: st.builds(
+        StacksAsked, text, count, st.lists(small, max_size=4).map(tuple), look=count, seconds=seconds
+    ),
+    StacksTaken: st.builds(
+        StacksTaken, text, text, count, st.dictionaries(small, text, max_size=3), look=count,
+        sampled=st.dictionaries(small, sampled, max_size=2),
+    ),
     Formation: formations,
     SessionReport: sessions,
     Arrived: st.builds(Arrived, ring_places, readings),

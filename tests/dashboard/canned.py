@@ -9,7 +9,9 @@ import msgspec
 
 from everstep.core.decisions import Action, Alternative
 from everstep.core.load import DeviceLoad, NodeLoad
+from everstep.core.sampled import Function, Sampled, Stack
 from everstep.core.types import Blame, Verdict
+from everstep.observe.flame import Picture, picture
 from everstep.observe.view import (
     AlertView,
     Bucket,
@@ -129,6 +131,33 @@ def hang(at_s: float = 300.0) -> IncidentView:
         files=("incidents/i2/stacks.txt",), cost={"detection": 124.0, "recovery": 24.8, "redone work": 6.6},
         timeline=[Moment(at_s - 31, "sign", "last step, 711"), Moment(at_s, "detect", "hang of rank 1")],
     )  # fmt: skip
+
+
+def sampled() -> Sampled:
+    """Three quarters of the time in a forward pass, and the rest in reading data and waiting for the others."""
+    functions = (
+        Function("<module>", "train.py", 1, "script"),
+        Function("train_one_step", "train.py", 30, "script"),
+        Function("Module._wrapped_call_impl", "torch/nn/modules/module.py", 1770, "torch"),
+        Function("Attention.forward", "model.py", 41, "script"),
+        Function("scaled_dot_product_attention", "torch/nn/functional.py", 5800, "torch"),
+        Function("Batches.__iter__", "everstep/data/batches.py", 77, "everstep"),
+        Function("default_collate", "torch/utils/data/_utils/collate.py", 212, "torch"),
+        Function("Fabric.wait", "everstep/comms/work.py", 90, "everstep"),
+        Function("<lambda>", "json/decoder.py", 3, "library"),
+    )
+    stacks = (
+        Stack("MainThread", (0, 1, 2, 3, 4), 5812, 2_700_000_000),
+        Stack("MainThread", (0, 1, 2, 3), 44, 1_050_000_000),
+        Stack("MainThread", (0, 5, 6), 220, 600_000_000),
+        Stack("MainThread", (0, 5, 8), 3, 50_000_000),
+        Stack("MainThread", (0, 1, 7), 93, 600_000_000),
+    )
+    return Sampled(functions, stacks, 480, 5.0, 0.4, 0.03)
+
+
+def shown() -> Picture:
+    return picture(sampled())
 
 
 def slow(at_s: float = 520.0) -> IncidentView:

@@ -104,7 +104,11 @@ class Server:
     async def _control(self, request: Request) -> Response:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
-        self.told.append({"verb": request.path_params["verb"], **json.loads(await request.body())})
+        verb = request.path_params["verb"]
+        self.told.append({"verb": verb, **json.loads(await request.body())})
+        if verb in ("stacks", "profile"):
+            shows = {"text": STACKS} if verb == "stacks" else {"picture": msgspec.to_builtins(canned.shown())}
+            return JSONResponse({"ok": "there it is", "file": f"looks/0001-{verb}.txt", "notes": [], **shows})
         return JSONResponse({"ok": f"{self.told[-1].get('target')} is asked to leave"})
 
     async def _stream(self, request: Request) -> Response:

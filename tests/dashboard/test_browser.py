@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import canned
@@ -187,10 +188,42 @@ def test_controls(browser: Browser, opened: list[Watched]) -> None:
         expect(page.locator(".answer")).to_have_text("node2 is asked to leave")
         assert server.told == [{"verb": "drain", "confirm": "gpt-small", "target": "node2", "undo": False}]
         page.get_by_role("button", name="Close").click()
+        looks(page, server)
         server.push(exit_code=0, stage="finished")
         expect(page.locator("#status-label")).to_have_text("Finished")
+        expect(page.locator("#map-looks")).to_be_hidden()
         expect(page.get_by_role("button", name="Stop the job")).to_be_disabled()
         page.goto("about:blank")
+
+
+def looks(page: Page, server: Server) -> None:
+    """Stacks of the worker that is chosen in the map; then a flame graph, a part of it, and all of it again."""
+    expect(page.locator("#map-looks")).to_be_hidden()
+    page.keyboard.press("m")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Stacks …").click()
+    page.get_by_role("button", name="Show stacks").click()  # the token is still known
+    expect(page.locator("#look pre")).to_contain_text("line 41 in forward")
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Profile …").click()
+    page.get_by_label("seconds").fill("2")
+    page.get_by_role("button", name="Profile", exact=True).click()
+    expect(page.locator("#look .own tbody th").first).to_have_text(re.compile("^scaled_dot.* torch/.*py:5812$"))
+    wish = {"confirm": "gpt-small", "target": "node1/0"}
+    assert server.told[-2:] == [{"verb": "stacks", **wish}, {"verb": "profile", **wish, "seconds": 2, "threads": False}]
+    for width in (360, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        found = page.evaluate(AUDIT)
+        assert [text for text in found if not text.startswith("overlap")] == []  # it lies over the rest of the page
+    graph = page.locator("#look .flame button")
+    count = graph.count()
+    page.get_by_role("button", name="Batches.__iter__").click()
+    expect(graph).to_have_text(["<module>", "Batches.__iter__", "default_collate", "<lambda>"])
+    left, right = (graph.nth(place).bounding_box() for place in (2, 3))
+    assert left and right and left["x"] + left["width"] <= right["x"] + 1
+    page.get_by_role("button", name="all of it").click()
+    expect(graph).to_have_count(count)
+    page.get_by_role("button", name="Close").click()
 
 
 def test_slider(browser: Browser, opened: list[Watched]) -> None:

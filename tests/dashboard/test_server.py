@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import canned
+import msgspec
 import pytest
 from serving import JOB, TOKEN, Dash, serving, writing
 
@@ -39,6 +41,11 @@ class Controller:
                 return {"target": target}
             case wire.SaveRequest():
                 return {"asked": 1}
+            case wire.LookRequest("stacks", ("node9/0",)):
+                return {"nothing": "node9 did not answer"}
+            case wire.LookRequest(what):
+                name = f"looks/0001-{what}{'.html' if what == 'profile' else '.txt'}"
+                return {"what": what, "file": name, "summary": "there", "notes": {"0": "rank 0: stopped"}}
         return {}
 
 
@@ -145,6 +152,38 @@ def test_controls(run: Path) -> None:
             assert (got.status, got.json) == (409, {"refused": "there is no node9"})
         async with serving(run, controller, live=False) as dash:
             assert (await control(dash, "save", {"confirm": JOB})).status == 409
+
+    asyncio.run(ask())
+
+
+def test_stacks_and_profiles_need_the_token(run: Path) -> None:
+    """What there is to see comes with the answer; the files, which tell as much, nobody else is given."""
+    controller = Controller()
+    (run / "looks").mkdir()
+    (run / "looks/0001-stacks.txt").write_text("== rank 0\nin forward\n")
+    (run / "looks/0001-profile.json").write_bytes(msgspec.json.encode(canned.sampled()))
+    there = {"ok": "there", "notes": ["rank 0: stopped"]}
+
+    async def ask() -> None:
+        async with serving(run, controller) as dash:
+            wish = {"confirm": JOB, "target": "node0/0", "seconds": 2.5, "threads": True}
+            got = await control(dash, "stacks", wish)
+            assert got.json == there | {"file": "looks/0001-stacks.txt", "text": "== rank 0\nin forward\n"}
+            got = await control(dash, "profile", wish)
+            assert got.json["picture"] == json.loads(msgspec.json.encode(canned.shown()))
+            assert controller.asked[-1] == wire.LookRequest("profile", ("node0/0",), 2.5, True)
+            (run / "looks/0001-profile.json").write_bytes(b"{")
+            assert "cannot be read" in (await control(dash, "profile", wish)).json["text"]
+            del controller.asked[:]
+            assert (await control(dash, "stacks", wish, authorization="Bearer wrong")).status == 401
+            assert (await dash.ask("GET", "/api/control/stacks")).status == 405
+            assert (await dash.ask("GET", "/api/file/looks/0001-stacks.txt")).status == 404
+            assert (await control(dash, "stacks", {"confirm": JOB})).status == 400
+            assert controller.asked == []
+            got = await control(dash, "stacks", {"confirm": JOB, "target": "node9/0"})
+            assert (got.status, got.json) == (409, {"refused": "node9 did not answer"})
+        async with serving(run, controller, live=False) as dash:
+            assert (await control(dash, "stacks", wish)).status == 409
 
     asyncio.run(ask())
 

@@ -116,6 +116,23 @@ def drain(run: SessionRun, page: Page, node: str) -> None:
     run.until(lambda: node in {lost.node for lost in run.events(e.NodeLost)})
 
 
+def looks(run: SessionRun, page: Page) -> None:
+    """Stacks and a profile of a member of the session, through all of the way."""
+    page.keyboard.press("m")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Stacks …").click()
+    page.get_by_label("the token").fill((run.run_dir / "dashboard.token").read_text().strip())
+    page.get_by_role("button", name="Show stacks").click()
+    expect(page.locator("#look pre")).to_contain_text("session_train.py")
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Profile …").click()
+    page.get_by_label("seconds").fill("1")
+    page.get_by_role("button", name="Profile", exact=True).click()
+    expect(page.locator("#look .flame button").first).to_have_text("<module>")
+    expect(page.locator("#look")).to_contain_text("session_train.py")
+    page.get_by_role("button", name="Close").click()
+
+
 @contextlib.contextmanager
 def replayed(run: SessionRun) -> Iterator[str]:
     command = [sys.executable, "-m", "everstep", "replay", str(run.run_dir), "--port", "0"]
@@ -134,6 +151,7 @@ def test_a_live_job_and_its_record(tmp_path: Path) -> None:
             live.page.goto(run.dashboard_url())
             run.until_committed(20)
             expect(live.page.locator(STATUS)).to_have_text("Training")
+            looks(run, live.page)
             live.page.evaluate(NOTES, [INCIDENT, EPOCH, LEGEND])
             lose(run, signal.SIGKILL)
             lose(run, signal.SIGSTOP)
@@ -158,6 +176,7 @@ def test_a_live_job_and_its_record(tmp_path: Path) -> None:
             record = Watched(browser, url)
             record.page.goto(url)
             plays_and_slides(record.page)
+            expect(record.page.locator("#map-looks")).to_be_hidden()
             record.page.close()
         assert record.wrong == []
 

@@ -30,7 +30,7 @@ from everstep.observe.summary import summarize
 from everstep.observe.view import KEPT_INCIDENTS, POINTS, NodeState, Series, View, WorkerState
 from everstep.observe.viewer import Viewer
 
-UNSEEN = {e.NodeGone, e.SaveAsked, e.CostLearned, e.Ticked, e.StepsDealt}  # nothing of these is shown
+UNSEEN = {e.NodeGone, e.SaveAsked, e.CostLearned, e.Ticked, e.StepsDealt, e.LookTaken}  # nothing of these is shown
 NODES, SLOTS = 125, 8
 
 

@@ -19,13 +19,14 @@ from everstep.core.errors import EverstepError, ExitCode, Unreachable, UsageErro
 
 LATEST = Path("everstep_runs/latest")
 ANSWER_S = 2.0  # the controller has this long for its answer
+LOOK_S = 8.0  # and this much longer where it has to ask the workers' agents
 
 
-async def ask(address: Address, *questions: wire.Message) -> Mapping[str, Any] | str:
+async def ask(address: Address, *questions: wire.Message, answer_s: float = ANSWER_S) -> Mapping[str, Any] | str:
     """What the controller answers to one of these, the only one that has an answer; why not, when it does not."""
     hello = wire.Hello(role="cli", node="", incarnation="", job=address.job)
     try:
-        async with asyncio.timeout(2 * ANSWER_S):
+        async with asyncio.timeout(ANSWER_S + answer_s):
             token, tls = read_token(Path(address.token_file)), client_context(address.tls_cert)
             link = await connect(address.host, address.port, token, hello, timeout_s=ANSWER_S, tls=tls)
             for question in questions:

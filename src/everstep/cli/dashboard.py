@@ -17,7 +17,7 @@ import msgspec
 from cyclopts import Parameter
 
 from everstep.cli import presence
-from everstep.cli.asking import LATEST, ask
+from everstep.cli.asking import ANSWER_S, LATEST, LOOK_S, ask
 from everstep.cli.showing import listen_near, missing, url
 from everstep.cli.viewing import journal_of
 from everstep.control import token
@@ -78,7 +78,8 @@ class Reach:
 
     async def ask(self, question: Question) -> Mapping[str, Any] | str:
         follow = (wire.Query(),) if isinstance(question, wire.StopRequest) else ()  # which has no answer of its own
-        return await ask(self._address, question, *follow)
+        more_s = LOOK_S + question.seconds if isinstance(question, wire.LookRequest) else 0.0
+        return await ask(self._address, question, *follow, answer_s=ANSWER_S + more_s)
 
     def lives(self) -> bool | None:
         return presence.launcher_lives(self._run, self._address)

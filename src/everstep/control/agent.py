@@ -30,6 +30,7 @@ from everstep.control.crew import Crew
 from everstep.control.kernel import KernelLog
 from everstep.control.launch import Answer, Forked, Reaped, Spawner, SpawnFailed, SpawnRequest, Warm
 from everstep.control.load import LoadSampler
+from everstep.control.looking import look_at
 from everstep.control.oom import OomWatch
 from everstep.control.output import Console, Tail
 from everstep.control.preflight import KEY as EXAM
@@ -326,8 +327,10 @@ class Agent:
                 self._spawn(self._answer_stacks(self.crew, message))
 
     async def _answer_stacks(self, crew: Crew, asked: StacksAsked) -> None:
+        node = self.options.node
         try:
-            taken = await take_stacks(crew, asked, self.options.node, self.kernel)
+            work = look_at(crew, asked, node) if asked.look else take_stacks(crew, asked, node, self.kernel)
+            taken = await work
         except OSError as error:  # one that is just going: evidence is not worth a node
             print(f"everstep: the stacks of {self.options.node}'s workers were not taken: {error}", file=sys.stderr)
             return

@@ -29,6 +29,7 @@ from everstep.control.findings import Findings
 from everstep.control.following import followed
 from everstep.control.job import ACTIVE, ENDED, Command, Direct, Job, Note, Stage
 from everstep.control.journal import Journal, JournalError
+from everstep.control.looks import Looks
 from everstep.control.output import Console
 from everstep.control.patience import Patience
 from everstep.control.progress import EpochProgress
@@ -50,7 +51,6 @@ from everstep.core.config import RunConfig, job_spec
 from everstep.core.errors import ExitCode, UsageError
 from everstep.core.types import (
     Action,
-    Activity,
     Directive,
     NodeLoss,
     NodeProgress,
@@ -89,6 +89,7 @@ class Controller:
         self.counted = fallback.Counted()
         self.evidence = Evidence(run_dir)
         self.findings = Findings()
+        self.looks = Looks(run_dir, self._send, lambda record: self.record(record, self.clock.now()))
         self.watch = HangWatch(config)
         self.stragglers = StragglerWatch(config.straggler)
         self.anomalies = AnomalyWatch()
@@ -261,7 +262,7 @@ class Controller:
                 link.send(wire.Reply(self._save()))
             case wire.Query():
                 link.send(wire.Reply(self.status()))
-            case _:
+            case _ if not self.looks.ask(link, message, self.job):
                 link.close()
 
     def _from_agent(self, message: wire.Message, now: float) -> None:
@@ -270,7 +271,7 @@ class Controller:
                 self._reported(message, now)
             case NodeProgress():
                 self._progressed(message, now)
-            case StacksTaken():
+            case StacksTaken() if not self.looks.saw(message):
                 self._stacks(message, now)
 
     def _reported(self, report: NodeReport, now: float) -> None:
@@ -298,13 +299,10 @@ class Controller:
             directive = self.job.directives.get(report.node)
             if directive is not None:
                 self._send(report.node, directive)
-        if self.told and self.job.plan:
-            members = [self.job.nodes.get(m.node) for m in self.job.plan.members]
-            stopping = (Activity.STOPPING, Activity.STOPPED)
-            if all(n is None or n.report.epoch < self.job.epoch or n.report.activity in stopping for n in members):
-                incident, first = self.told
-                self.told = None
-                self.record(e.SurvivorsTold(incident, now - first), now)
+        if self.told and roles.stopped(self.job):
+            incident, first = self.told
+            self.told = None
+            self.record(e.SurvivorsTold(incident, now - first), now)
         asked = [w for w in report.workers if w.term_asked]
         if asked and self.job.stop is None and report.epoch == self.job.epoch:
             self.ask_stop(f"SIGTERM to a worker on {report.node}", signal.SIGTERM, self.spec.grace_s)

@@ -61,6 +61,7 @@ class Worker:
         self.watch: robust.DeathWatch | None = None
         self.born_ns = 0
         self.speaks = False  # its script opened a session
+        self.looked_bytes = 0  # of its stacks, up to what a person asked for: no incident is about these
         self.told_step = 0  # its work was told up to here
 
     def word(self, word: Word) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from everstep.control import seats
 from everstep.control.job import Job
 from everstep.core.formation import Formation, Seat, Stage
+from everstep.core.types import Activity
 
 
 def refilled(job: Job, formation: Formation, epoch: int) -> Formation | None:
@@ -83,6 +84,15 @@ def waits_for(job: Job) -> str:
         return ""
     text = f"a worker in {', '.join(roles)}"
     return f"{text}; there is none: a node has to come" if short(job, formation) else text
+
+
+def stopped(job: Job) -> bool:
+    """Whether no node of this epoch has workers that nobody has told of its end."""
+    if job.plan is None:
+        return False
+    members = [job.nodes.get(member.node) for member in job.plan.members]
+    told = (Activity.STOPPING, Activity.STOPPED)
+    return all(n is None or n.report.epoch < job.epoch or n.report.activity in told for n in members)
 
 
 def acting(job: Job) -> frozenset[int]:

@@ -35,7 +35,7 @@ async def take_stacks(crew: Crew, asked: StacksAsked, node: str, kernel: KernelL
     deadline = time.monotonic() + WAIT_S
     while waiting and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
-        waiting = [w for w in waiting if not (w.gone if ends else _written(w, before[w.local_rank]))]
+        waiting = [w for w in waiting if not (w.gone if ends else written(w, before[w.local_rank]))]
     stacks = {crew.workers[r].rank: _stack_text(crew.workers[r], 0 if asked.incident else before[r]) for r in ranks}
     tails = {crew.workers[r].rank: log_tail(crew.workers[r]) for r in ranks}
     said = kernel.known(node, {worker.pid for worker in crew.workers.values()}) if asked.incident else ""
@@ -48,20 +48,20 @@ def log_tail(worker: Worker) -> str:
     return last_lines(worker.request.stderr, LOG_LINES) or last_lines(worker.request.stdout, LOG_LINES)
 
 
-def _written(worker: Worker, before: int) -> bool:
+def written(worker: Worker, before: int) -> bool:
     """Whether the dump looks whole: the main thread comes last and its text ends with a line feed."""
     if worker.gone:
         return True
-    text = _read(worker, before)
+    text = text_from(worker, before)
     return "most recent call first" in text and text.endswith("\n")
 
 
 def _stack_text(worker: Worker, before: int) -> str:
-    text = _read(worker, before)
+    text = text_from(worker, before or worker.looked_bytes)
     return text or ("" if worker.gone else procfs.kernel_view(worker.pid))
 
 
-def _read(worker: Worker, start: int) -> str:
+def text_from(worker: Worker, start: int) -> str:
     try:
         with Path(worker.request.stacks).open("rb") as file:
             file.seek(start)

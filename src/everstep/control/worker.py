@@ -32,7 +32,7 @@ from everstep.control.launch import Kind, SpawnRequest
 from everstep.control.trackers import is_tracker
 from everstep.core import identity
 from everstep.core.page import Page, Word
-from everstep.probe import boot, stacks
+from everstep.probe import boot, sampler, stacks
 
 PR_SET_PDEATHSIG = 1
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -81,6 +81,7 @@ def run(request: SpawnRequest, *fds: int) -> int:
     faulthandler.enable()
     if request.stacks:
         stacks.install(request.stacks)
+        sampler.install(page, f"{request.stacks}.sampled")
     robust.lock(page)
     _guard_children()
     boot.install(page)

@@ -352,6 +352,16 @@ class IncidentClosed(Event, frozen=True):
     redone_steps: int = 0
 
 
+class LookTaken(Event, frozen=True):
+    """A person asked to see where these workers are. `what`: stacks or profile. `file`: relative to the run folder."""
+
+    number: int
+    what: str
+    ranks: tuple[int, ...]
+    file: str
+    summary: str
+
+
 class Alert(Event, frozen=True):
     """Something a person should know that is not an incident by itself."""
 
@@ -393,6 +403,7 @@ Record = (
     | LoadSeen
     | FleetSeen
     | IncidentClosed
+    | LookTaken
     | Alert
     | JobEnded
 )

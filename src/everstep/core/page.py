@@ -20,6 +20,7 @@ MUTEX_OFFSET = 0  # pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64
 MUTEX_SIZE = 64
 STOP_NOW = 1 << 63  # value of Word.STOP_AT_STEP: deliver SIGTERM whatever the step
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # a worker that gets it writes the Python stacks of all its threads
+SAMPLE_SIGNAL = signal.SIGRTMIN + 10  # one that gets it samples where it is, until SAMPLE_UNTIL_NS
 LOGGED = 256  # steps whose work the page holds: with heartbeats of 0.5 s all, if a step takes 2 ms or more
 _LOG = 64  # word at which they begin; each is its number plus one, and five numbers
 _FIELDS = 6
@@ -30,7 +31,7 @@ _TRIES = 3
 
 
 class Word(enum.IntEnum):
-    """Index of each 64-bit word behind the mutex. All are written by the worker but STOP_AT_STEP, SAVE_ASKED."""
+    """Index of each 64-bit word behind the mutex. All but STOP_AT_STEP, SAVE_ASKED and SAMPLE_* are the worker's."""
 
     STEPS = 0  # optimizer steps of this attempt
     STEP_NS = 1  # time of the last one
@@ -51,6 +52,8 @@ class Word(enum.IntEnum):
     READY_NS = 16  # the worker holds the mutex and is about to run the script
     EXIT_STATUS = 17  # status the script ended with, plus one
     SAVE_ASKED = 19  # written by the agent: how often a person wanted the state on disk
+    SAMPLE_UNTIL_NS = 21  # written by the agent, before the signal
+    SAMPLE_THREADS = 22  # written by the agent: sample all threads, not only the main one
     KEPT_STEP = 20  # newest committed step whose state this worker put into the vault of its node, plus one
     FIRST_TOTAL_STEP = 18  # the optimizer's own count at the first step of this attempt, plus one; 0: unknown
 

@@ -15,6 +15,7 @@ import msgspec
 from everstep.core.formation import Formation, SessionReport
 from everstep.core.load import NodeLoad
 from everstep.core.logged import Logged
+from everstep.core.sampled import Sampled
 from everstep.core.work import StepWork
 
 
@@ -208,6 +209,9 @@ class StacksAsked(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     local_ranks: tuple[int, ...]
     alive: bool = False  # they go on: of an incident which is no end of theirs
+    look: int = 0  # number of a person's wish to see them, of which no incident knows
+    seconds: float = 0.0  # with a look: sample for so long where they are
+    threads: bool = False  # all of them, not only the main one
 
 
 class StacksTaken(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +224,9 @@ class StacksTaken(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     stacks: dict[int, str]
     log_tails: dict[int, str] = {}
+    look: int = 0
+    notes: dict[int, str] = {}  # by rank: why something else, or nothing, is shown
+    sampled: dict[int, Sampled] = {}
 
 
 class Blame(msgspec.Struct, frozen=True):

@@ -117,6 +117,19 @@ class SaveRequest(_Message, frozen=True):
     """Somebody wants the job's state on disk. The Reply has `asked`, which wish this is, or why not: `refused`."""
 
 
+class LookRequest(_Message, frozen=True):
+    """Somebody wants to see where workers are: their stacks, or where one of them spends the next `seconds`.
+
+    `workers`: ranks, node/local_rank or nodes; none: all. The Reply comes when it is there: `file` (in the run folder),
+    `what` it shows, `summary` and `notes`; or `nothing`, and why; or why it was not tried: `refused`.
+    """
+
+    what: Literal["stacks", "profile"]
+    workers: tuple[str, ...] = ()
+    seconds: float = 5.0
+    threads: bool = False
+
+
 class NodeDied(_Message, frozen=True):
     """A launcher saw an agent's process end. `status`: exit status, or minus the signal."""
 
@@ -138,6 +151,7 @@ Talk = (
     | StopRequest
     | DrainRequest
     | SaveRequest
+    | LookRequest
     | NodeDied
     | Bye
     | NodeReport

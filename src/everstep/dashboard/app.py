@@ -156,9 +156,10 @@ class _Pages:
         facts = await site.desk.call(site.source.facts)
         commands = site.commands if facts.mode == "live" and not site.play else None
         body = await request.body()
-        answer = await carry_out(verb, request.headers.get("content-type", ""), body, facts.job, commands)
+        answer = await carry_out(verb, request.headers.get("content-type", ""), body, facts.job, commands, site.run)
         who = request.client.host if request.client else "somebody"
-        site.notes.say(f"{verb[:20]!a} by {who}: {answer.status} {' '.join(answer.payload.values())}")
+        told = " ".join(str(answer.payload[key]) for key in ("ok", "refused", "error") if key in answer.payload)
+        site.notes.say(f"{verb[:20]!a} by {who}: {answer.status} {told}")
         return _json(msgspec.json.encode(answer.payload), answer.status)
 
 

@@ -1,4 +1,5 @@
-"""Drain, save and stop from the page: a wish that names the job is handed to the job's controller, which decides.
+"""Drain, save, stop, stacks and profile from the page: a wish that names the job is handed to the job's controller,
+which decides. Of stacks and profiles the answer is what there is to see (`shown`).
 
 As with `everstep drain`, what the controller answers is that the wish is in its journal; what becomes of it comes back
 through the journal.
@@ -6,14 +7,17 @@ through the journal.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from everstep.core import wire
+from everstep.dashboard.shown import shown
 
-Question = wire.DrainRequest | wire.SaveRequest | wire.StopRequest
+Question = wire.DrainRequest | wire.SaveRequest | wire.StopRequest | wire.LookRequest
 MEDIA_TYPE = "application/json"  # which a foreign page's form cannot send
 
 
@@ -32,14 +36,16 @@ class Wish(msgspec.Struct, forbid_unknown_fields=True):
     confirm: str
     target: str = ""
     undo: bool = False
+    seconds: float = 5.0
+    threads: bool = False
 
 
 class Answer(NamedTuple):
     status: int
-    payload: dict[str, str]
+    payload: dict[str, Any]
 
 
-async def carry_out(verb: str, media_type: str, body: bytes, job: str, commands: Commands | None) -> Answer:
+async def carry_out(verb: str, media_type: str, body: bytes, job: str, commands: Commands | None, run: Path) -> Answer:
     """Hand one wish on. Whoever sent it has shown the token."""
     if media_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
         return Answer(415, {"error": f"expected {MEDIA_TYPE}"})
@@ -57,8 +63,11 @@ async def carry_out(verb: str, media_type: str, body: bytes, job: str, commands:
     answer = await commands.ask(question)
     if isinstance(answer, str):
         return Answer(409, {"refused": answer})
-    if "refused" in answer:
-        return Answer(409, {"refused": str(answer["refused"])})
+    why = answer.get("refused", answer.get("nothing"))
+    if why is not None:
+        return Answer(409, {"refused": str(why)})
+    if isinstance(question, wire.LookRequest):
+        return Answer(200, await asyncio.to_thread(shown, run, answer))
     return Answer(200, {"ok": _words(question, answer)})
 
 
@@ -72,10 +81,14 @@ def _question(verb: str, wish: Wish, grace_s: float) -> Question | Answer:
             return wire.SaveRequest()
         case "stop":
             return wire.StopRequest("a person asked for it on the dashboard", grace_s=grace_s)
+        case "stacks" | "profile" if not wish.target:
+            return Answer(400, {"error": f"{verb} needs a worker: its rank, or node/local_rank"})
+        case "stacks" | "profile" as what:
+            return wire.LookRequest(what, (wish.target,), wish.seconds, wish.threads)
     return Answer(404, {"error": f"no such control: {verb[:20]}"})
 
 
-def _words(question: Question, answer: Mapping[str, Any]) -> str:
+def _words(question: wire.DrainRequest | wire.SaveRequest | wire.StopRequest, answer: Mapping[str, Any]) -> str:
     match question:
         case wire.DrainRequest(undo=undo):
             return f"{answer.get('target')} {'is to be filled again' if undo else 'is asked to leave'}"

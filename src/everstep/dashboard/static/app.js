@@ -10,6 +10,7 @@ import { Head } from "./head.js";
 import { IncidentPage } from "./incident.js";
 import { Incidents, hrefOf } from "./incidents.js";
 import { Lists } from "./lists.js";
+import { Look } from "./look.js";
 import { ClusterMap } from "./map.js";
 import { NodeTable } from "./nodes.js";
 import { RangeField, Span } from "./range.js";
@@ -32,7 +33,7 @@ new NodeTable(store);
 new Goodput(store, span, marks, day);
 new Incidents(store);
 new Lists(store);
-new Controls(store);
+new Look(store, map, new Controls(store));
 const timebar = new TimeBar(store);
 const page = new IncidentPage(store, span);
 

@@ -30,6 +30,21 @@ const ACTIONS = {
     go: "Stop the job",
     danger: true,
   },
+  stacks: {
+    title: "Stacks",
+    what: (_, worker) => `Where all threads of ${worker} are now. Training goes on, nobody waits for it.`,
+    go: "Show stacks",
+    harmless: true,
+    looks: true, // at a worker, and has something to show
+  },
+  profile: {
+    title: "Profile",
+    what: (_, worker) => `Where ${worker} spends the next seconds, sampled 99 times a second. Training goes on.`,
+    go: "Profile",
+    harmless: true,
+    looks: true,
+    seconds: true,
+  },
 };
 
 export class Controls {
@@ -43,7 +58,8 @@ export class Controls {
   draw() {
     const why = this.whyNot();
     setText(id("control-note"), why || "Each asks before it acts, and needs the job's token.");
-    const buttons = Object.entries(ACTIONS).map(([name, action]) => ({ name, action, why }));
+    const own = Object.entries(ACTIONS).filter(([, action]) => !action.looks);
+    const buttons = own.map(([name, action]) => ({ name, action, why }));
     keyed(
       id("control-buttons"),
       buttons,
@@ -71,7 +87,8 @@ export class Controls {
     return live && live.exit_code !== null ? "The job has ended." : "";
   }
 
-  ask(name) {
+  /** `worker`: node/local_rank, of those that look at one; `show` is given what there is to see. */
+  ask(name, worker = "", show = null) {
     const action = ACTIONS[name];
     const view = this.store.live;
     const form = h("form", { method: "dialog", class: "ask" });
@@ -79,14 +96,17 @@ export class Controls {
       token: this.tokenField(),
       confirm: confirmField(view.job, action.harmless ? view.job : ""),
       target: action.target ? targetField(view) : null,
+      seconds: action.seconds ? secondsField() : null,
+      worker,
+      show,
     };
     const answer = h("p", { class: "answer", role: "status" });
     const go = h("button", { type: "submit", class: action.danger ? "danger" : "primary", disabled: true }, action.go);
     const cancel = h("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel");
     form.append(
       h("h2", { id: "ask-title" }, action.title),
-      h("p", {}, action.what(view)),
-      ...[fields.target?.label, fields.confirm.label, fields.token.label, answer].filter(Boolean),
+      h("p", {}, action.what(view, worker)),
+      ...[fields.target?.label, fields.seconds?.label, fields.confirm.label, fields.token.label, answer].filter(Boolean),
       h("div", { class: "buttons" }, go, cancel),
     );
     const ready = () => {
@@ -102,7 +122,7 @@ export class Controls {
     });
     this.dialog.replaceChildren(form);
     this.dialog.showModal();
-    (fields.target ?? fields.confirm).input.focus();
+    (fields.target ?? (worker && !this.token ? fields.token : fields.confirm)).input.focus();
     ready();
   }
 
@@ -114,19 +134,25 @@ export class Controls {
   async send(name, fields, go, answer, cancel) {
     this.token = fields.token.input.value.trim();
     go.disabled = true;
-    setText(answer, "asking …");
+    setText(answer, fields.seconds ? `sampling for ${fields.seconds.input.value} s …` : "asking …");
     const undo = fields.target?.undo.checked;
     const body = {
       confirm: fields.confirm.input.value,
       ...(fields.target ? { target: fields.target.input.value.trim(), undo } : {}),
+      ...(fields.worker ? { target: fields.worker } : {}),
+      ...(fields.seconds ? { seconds: Number(fields.seconds.input.value), threads: fields.seconds.threads.checked } : {}),
     };
     try {
-      const { ok } = await getJson(`/api/control/${name}`, {
+      const got = await getJson(`/api/control/${name}`, {
         method: "POST",
         headers: { "Content-Type": "application/json", Authorization: `Bearer ${this.token}` },
         body: JSON.stringify(body),
       });
-      setText(answer, ok);
+      if (fields.show) {
+        this.dialog.close();
+        return fields.show(got);
+      }
+      setText(answer, got.ok);
       answer.className = "answer ok";
       setText(cancel, "Close");
     } catch (error) {
@@ -143,6 +169,18 @@ function confirmField(job, value) {
     input,
     label: h("label", {}, h("span", {}, "type the job's name, ", h("strong", {}, job), ", to confirm"), input),
   };
+}
+
+function secondsField() {
+  const input = h("input", { type: "number", min: "0.2", max: "60", step: "any", value: "5", required: true });
+  const threads = h("input", { type: "checkbox" });
+  const label = h(
+    "div",
+    { class: "target" },
+    h("label", {}, "seconds", input),
+    h("label", { class: "check" }, threads, "all threads, not only the main one"),
+  );
+  return { input, threads, label };
 }
 
 /** A node's name, a worker's rank, or node/local_rank; names of nodes that are here are offered. */

@@ -11,7 +11,7 @@ const id = (name) => document.getElementById(name);
 const WRITTEN = ["stdout.log", "stderr.log", "stacks.txt"];
 const WAFFLE_CELLS = 2400;
 const [LARGER, LARGE_REM] = [1.6, 24]; // times the size of text, up to this height
-const FIELDS = ["workers", "nodes", "loads", "fleet", "epochs"];
+const FIELDS = ["workers", "nodes", "loads", "fleet", "epochs", "exit_code"];
 
 export class ClusterMap {
   constructor(store) {
@@ -189,6 +189,7 @@ export class ClusterMap {
     const { view, info } = this.store;
     const worker = this.workers?.[this.selected];
     const node = view.nodes[worker?.node];
+    id("map-looks").hidden = !node || !this.store.isLive || !info.controls || worker.state === STATE.GONE;
     id("map-links").hidden = !node || info.mode === "simulated";
     if (!node) return;
     const place = worker.lives > 0 ? `${worker.local}.${worker.lives}` : `${worker.local}`;
@@ -196,6 +197,12 @@ export class ClusterMap {
     [...id("map-links").children].forEach((link, i) => {
       link.href = `/api/file/${folder}/${WRITTEN[i]}`;
     });
+  }
+
+  /** The selected worker's place, as controls take it. */
+  get place() {
+    const worker = this.workers?.[this.selected];
+    return worker ? `${this.store.view.nodes[worker.node].name}/${worker.local}` : "";
   }
 
   describe(worker) {
