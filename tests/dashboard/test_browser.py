@@ -235,7 +235,7 @@ def looks(page: Page, server: Server) -> None:
         server.shows.set()
     page.evaluate(
         "async () => (await fetch('/api/info')).text()"
-    )  # by now the page has done with the answer what it does
+    )  # by now the answer was dealt with
     expect(page.locator("#ask-title")).to_have_text("Stop the job")
     assert page.locator("#ask").is_visible() and not page.locator("#look").is_visible()
     page.get_by_role("button", name="Cancel").click()

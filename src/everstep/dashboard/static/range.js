@@ -165,7 +165,7 @@ export class RangeField {
   refuse(wrong) {
     setAttributes(this.field, { "aria-invalid": wrong ? "true" : null });
     id("range-wrong").hidden = !wrong;
-    if (wrong) setText(id("range-wrong"), `Not understood. Try ${this.wall ? TIMES : LENGTHS}, or all.`);
+    if (wrong) setText(id("range-wrong"), `Not a time of this job. Try ${this.wall ? TIMES : LENGTHS}, or all.`);
   }
 
   show() {
