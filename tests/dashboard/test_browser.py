@@ -233,9 +233,7 @@ def looks(page: Page, server: Server) -> None:
         page.get_by_role("button", name="Cancel").click()
         page.get_by_role("button", name="Stop the job").click()
         server.shows.set()
-    page.evaluate(
-        "async () => (await fetch('/api/info')).text()"
-    )  # by now the answer was dealt with
+    page.evaluate("async () => (await fetch('/api/info')).text()")  # by now the answer was dealt with
     expect(page.locator("#ask-title")).to_have_text("Stop the job")
     assert page.locator("#ask").is_visible() and not page.locator("#look").is_visible()
     page.get_by_role("button", name="Cancel").click()

@@ -87,7 +87,7 @@ def test_all_charts_show_the_range_and_the_address_keeps_it(browser: Browser, op
         assert page.url.endswith(f"?range={view.now_s - 240:g}-{view.now_s:g}")
         field.fill("whenever")
         field.press("Enter")
-        expect(page.get_by_role("alert").filter(has_text="Not understood")).to_be_visible()
+        expect(page.get_by_role("alert").filter(has_text="Not a time of this job")).to_be_visible()
         expect(field).to_have_attribute("aria-invalid", "true")
         field.press("Escape")
         expect(page.locator("#range-wrong")).to_be_hidden()
