@@ -34,6 +34,7 @@ from everstep.observe.view import (
     IncidentView,
     Moment,
     NodeView,
+    SaveView,
     Series,
     View,
 )
@@ -223,6 +224,8 @@ def test_what_to_do_is_grouped_and_names_a_node_behind_most(view: View) -> None:
     assert items[0].text.startswith("Examine node1") and items[0].count == 5
     assert [(item.count, item.incidents[0]) for item in items[1:]] == [(7, "I6")]
     assert not to_do(View(exit_code=0))
+    unsaved = to_do(View(exit_code=0, now_s=3600.0, saves=[SaveView(7, 1.0, failed="no folder")]))
+    assert unsaved[0].text.endswith("so are all steps. A save failed: no folder.")
 
 
 def test_a_decision_is_told_with_what_was_weighed() -> None:
