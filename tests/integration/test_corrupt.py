@@ -78,3 +78,18 @@ def test_of_two_the_steps_done_again_show_who_was_wrong(tmp_path: Path) -> None:
     assert [each.sure for each in found(run)] == [True, True]
     named = [u for u in run.events(e.IncidentUpdated) if len(u.culprits) == 1]
     assert [(u.incident, u.culprits[0].rank) for u in named] == [(opened[0].incident, 1), (opened[1].incident, 0)]
+
+
+def audited(folder: Path, members: int, *faults: str) -> SessionRun:
+    args = [word for fault in faults for word in ("--fault", fault)]
+    args += ["--checkpoints", str(folder / "checkpoints"), "--every", str(EVERY), "--audit-every", str(EVERY)]
+    with SessionRun(folder, "--nproc-per-node", str(members), args=(*ARGS[:2], "--steps", "40", *args)) as run:
+        assert run.wait() == ExitCode.OK
+    return run
+
+
+def test_who_computes_wrong_gradients_is_named_replaced_and_leaves_no_trace(tmp_path: Path) -> None:
+    run, plain = audited(tmp_path / "wrong", 3, "wrong@12:1"), audited(tmp_path / "plain", 3)
+    print(run.text())
+    for u in run.events(e.IncidentOpened) + run.events(e.IncidentUpdated) + run.events(e.StateRestored): print(u)
+    assert 0
