@@ -73,7 +73,7 @@ def went_back(draft: Draft, rollback: Rollback, lost: int) -> bool:
     known = draft.job.corrupt
     if known is None or known.healed or rollback.epoch <= known.epoch:
         return False
-    since = "of before an audit that found all right" if known.audit else "at which they were alike"
+    since = "up to which all had computed rightly" if known.audit else "at which they were alike"
     text = f"all went back to step {rollback.step}, {since}: {lost} steps are done again"
     _tell(draft, known, (), f"{known.why}; {text}", healed=True)
     return True

@@ -79,7 +79,9 @@ class Audit:
                 self._say(f"one of roles {list(found.roles)} made a slip; computed again, it was gone", news)
         elif found.outcome is Outcome.WRONG and not found.sure:
             self._doubts += 1
-            self._on = self._on and self._doubts < GIVE_UP
+            if self._doubts == GIVE_UP:
+                self._on = False
+                self._say(f"somebody is wrong, and who it is stays in doubt for the {GIVE_UP}rd time", news)
 
     def _say(self, text: str, news: Audited) -> None:
         off = "" if self._on else ". There are no more audits"

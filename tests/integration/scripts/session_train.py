@@ -157,6 +157,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leave", type=int, default=-1)
     parser.add_argument("--check-every", type=int)
     parser.add_argument("--audit-every", type=int)
+    parser.add_argument("--fixed", action="store_true", help="the number of members may not change")
     add_saving(parser)
     return parser.parse_args()
 
@@ -211,6 +212,7 @@ def main() -> None:
         seed=11, log_file=metrics, library=args.library, checkpoints=saving(args), **comparing(args)
     ) as run:
         run.protect(model=model, optimizer=optimizer, schedule=schedule)
+        assert not args.fixed or run.group
         at = {"step": -1, "role": -1}
 
         def comes(what: str) -> bool:
