@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from session_harness import NUM_SAMPLES, SEED, SessionRun, assert_ledger
 
+from everstep.control.journal import read
 from everstep.core import events as e
 from everstep.core.errors import ExitCode
+from everstep.data.account import account
 from everstep.data.sampler import Sampler
 from everstep.testing.local import LocalRun
 

@@ -33,6 +33,12 @@ def model() -> torch.nn.Linear:
     return torch.nn.Linear(300, 300)
 
 
+def flipped_in(gradient: torch.Tensor, bit: int) -> torch.Tensor:
+    wrong = gradient.clone()
+    wrong.view(-1).view(torch.int32)[-1] ^= bit
+    return wrong
+
+
 def test_a_hash_is_that_of_a_share_whoever_computes_it_and_of_every_bit() -> None:
     models = [model(), model()]
     with reducers(2, models) as made:
@@ -40,12 +46,11 @@ def test_a_hash_is_that_of_a_share_whoever_computes_it_and_of_every_bit() -> Non
         def computed(role: int, share: int, bit: int) -> tuple[int, int | None]:
             made[role].begin(0.5)
             made[role].audit(True)
+            hook = models[role].weight.register_hook(lambda gradient: flipped_in(gradient, bit))
             models[role](torch.full((4, 300), 1.0 + share)).square().mean().backward()
-            gradient = models[role].weight.grad
-            assert gradient is not None
-            gradient.view(-1).view(torch.int32)[-1] ^= bit
             made[role].finish()
             models[role].zero_grad()
+            hook.remove()
             return made[role].trace, made[role].whole
 
         straight, turned = (together(computed, range(2), shares, (0, 0)) for shares in ((0, 1), (1, 0)))

@@ -333,7 +333,7 @@ class Engine:
 
     def _drop_overtaken(self) -> None:
         """What was still to be done in an epoch that is over; an apply and void gradients are this worker's own."""
-        own = protocol.Apply | protocol.DropGradients | protocol.Doubt
+        own = protocol.Apply | protocol.DropGradients | protocol.Audited | protocol.Doubt
         kept = [command for command in self._todo if isinstance(command, own)]
         self._todo.clear()
         self._todo.extend(kept)
