@@ -12,13 +12,11 @@ from everstep.train.protocol import Audited, Said
 
 from .reducer_world import reducers, together
 
-UNSURE = Finding(Outcome.WRONG, (0, 1))
-
 
 class At:
     """The first of two replicas, in a step that nobody audits."""
 
-    role, num_members, shards, committed, turn, audits = 0, 2, 1, 4, 0, False
+    role, num_members, shards, committed, turn, audits, unsure = 0, 2, 1, 4, 0, False, 0
 
 
 def at(**fields: object) -> At:
@@ -86,16 +84,22 @@ def test_all_tell_their_hash_and_hardware_in_an_audited_step() -> None:
 
 
 def test_it_gives_up_where_it_tells_nothing_and_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    for found, times in ((Finding(Outcome.UNFIT), 1), (UNSURE, GIVE_UP)):
-        ours = Audit(10)
-        for k in range(times):
-            assert ours.adds(Said(), at(committed=9), 0).audit, k
-            ours.told(Audited(9, 0, found))
-        assert not ours.adds(Said(), at(committed=9), 0).audit
-        assert capsys.readouterr().err.count("There are no more audits") == 1
-    ours.told(Audited(9, 1, Finding(Outcome.UNFIT)))
-    assert not capsys.readouterr().err
     ours = Audit(10)
-    for found in (UNSURE, UNSURE, Finding(Outcome.ALIKE), UNSURE, UNSURE, Finding(Outcome.WRONG, (1,), sure=True)):
-        ours.told(Audited(9, 0, found))
+    ours.told(Audited(9, 0, Finding(Outcome.WRONG, (0, 1))))
+    ours.told(Audited(9, 0, Finding(Outcome.ALIKE)))
+    assert ours.adds(Said(), at(committed=9, unsure=GIVE_UP - 1), 0).audit and not capsys.readouterr().err
+    for _ in range(2):
+        assert not ours.adds(Said(), at(committed=9, unsure=GIVE_UP), 0).audit
+    assert capsys.readouterr().err.count("There are no more audits") == 1
+    ours, other = Audit(10), Audit(10)
+    ours.told(Audited(9, 0, Finding(Outcome.UNFIT)))
+    other.told(Audited(9, 1, Finding(Outcome.UNFIT)))
+    assert not ours.adds(Said(), at(committed=9), 0).audit
+    assert capsys.readouterr().err.count("There are no more audits") == 1
+
+
+def test_a_slip_is_told_and_audits_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = Audit(10)
+    ours.told(Audited(9, 0, Finding(Outcome.ALIKE, (1, 2))))
+    assert "one of roles [1, 2] made a slip" in capsys.readouterr().err
     assert ours.adds(Said(), at(committed=9), 0).audit

@@ -39,6 +39,8 @@ class Position(Protocol):
     def turn(self) -> int: ...
     @property
     def audits(self) -> bool: ...
+    @property
+    def unsure(self) -> int: ...
 
 
 class Audit:
@@ -50,7 +52,6 @@ class Audit:
             raise ValueError(f"audit_every = {every}: a number of steps, 0 for never, None for as often as it is cheap")
         self._pace = Pace(every, AUDIT_BOUND, AUDIT_STEPS)
         self._on = every != 0
-        self._doubts = 0
         self._voted_s = 0.0
 
     def adds(self, said: Said, at: Position, whole: int | None) -> Said:
@@ -63,6 +64,10 @@ class Audit:
             return replace(said, turn=at.turn, whole=whole or 0, kind=kind())
         if since_s:
             self._pace.stepped(since_s)
+        if self._on and at.unsure >= GIVE_UP and not at.role:
+            self._on = False
+            text = f"somebody computes wrong gradients, and {GIVE_UP} audits could not tell who"
+            print(f"everstep: {text}. There are no more audits", file=sys.stderr)
         able = whole is not None and self._on and at.role == 0 and at.shards == 1 and at.num_members > 1
         return replace(said, audit=True) if able and self._pace.due(at.committed + 1) else said
 
@@ -73,15 +78,8 @@ class Audit:
             self._on = False
             why = "they have unlike hardware or threads, or the same does not give them the same bits twice"
             self._say(f"gradients of the same share differ from member to member, and no one stands out: {why}", news)
-        elif found.outcome is Outcome.ALIKE:
-            self._doubts = 0
-            if found.roles:
-                self._say(f"one of roles {list(found.roles)} made a slip; computed again, it was gone", news)
-        elif found.outcome is Outcome.WRONG and not found.sure:
-            self._doubts += 1
-            if self._doubts == GIVE_UP:
-                self._on = False
-                self._say(f"somebody is wrong, and who it is stays in doubt for the {GIVE_UP}rd time", news)
+        elif found.outcome is Outcome.ALIKE and found.roles:
+            self._say(f"one of roles {list(found.roles)} made a slip; computed again, it was gone", news)
 
     def _say(self, text: str, news: Audited) -> None:
         off = "" if self._on else ". There are no more audits"

@@ -246,11 +246,12 @@ def _audit(member: Member, votes: tuple[Vote, ...]) -> Outcome:
     assert member.formation is not None
     news = Audited(member.stand.committed, member.formation.role_of(member.worker) or 0, found)
     if found.outcome is audit.Outcome.WRONG:
-        stand = replace(member.stand, verified=member.stand.audited)
+        unsure = member.stand.unsure + (not found.sure)
+        stand = replace(member.stand, verified=member.stand.audited, unsure=unsure)
         member, commands = _doubt(replace(member, stand=stand), votes, found)
         return member, (news, *commands)
     if found.outcome is audit.Outcome.ALIKE:
-        member = replace(member, stand=replace(member.stand, audited=member.stand.committed + 1))
+        member = replace(member, stand=replace(member.stand, audited=member.stand.committed + 1, unsure=0))
     member, commands = _commit(replace(member, passes=()), votes)
     return member, (news, *commands)
 

@@ -126,6 +126,10 @@ class Engine:
         return commit.audits(self._member)
 
     @property
+    def unsure(self) -> int:
+        return self._member.stand.unsure
+
+    @property
     def seats(self) -> tuple[Seat, ...]:
         """Of the epoch entered last, by role."""
         formation = self._member.formation

@@ -52,6 +52,7 @@ class Stand(msgspec.Struct, frozen=True, tag=True):
     verified: int = -1  # the newest step whose states were compared, and replicas found alike
     doubted: bool = False  # replicas differ: this state may be wrong, and kept ones of steps after `verified`
     audited: int = -1  # the newest step up to which an audit found that all compute rightly
+    unsure: int = 0  # audits since then that found wrong gradients and could not say whose
 
     @property
     def era(self) -> int:
@@ -171,6 +172,7 @@ def after(stand: Stand, skipped: bool) -> Stand:
         rollbacks=stand.rollbacks,
         verified=stand.verified,
         audited=stand.audited,
+        unsure=stand.unsure,
     )
 
 
@@ -236,7 +238,15 @@ def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Reso
     """All restore, who holds that step too: nothing proves that it is the same commit."""
     rollbacks = went_back(_rollbacks(stands, known), Rollback(known.epoch, image.step))
     audited = min(image.step, max(stand.audited for stand in stands))
-    goal = Stand(image.step, commit_epoch=image.epoch, rollbacks=rollbacks, verified=image.step, audited=audited)
+    unsure = max(stand.unsure for stand in stands)
+    goal = Stand(
+        image.step,
+        commit_epoch=image.epoch,
+        rollbacks=rollbacks,
+        verified=image.step,
+        audited=audited,
+        unsure=unsure,
+    )
     places = keeping.places([stand.kept for stand in stands], image)
     return tuple(Resolved(Move.RESTORE, goal, places=places[role]) for role in range(len(stands)))
 
@@ -254,7 +264,7 @@ def _compare(stands: Sequence[Stand], holds: Sequence[bool], shards: int) -> tup
         sources.append(alike[0] if alike else None)
         for role in alike:
             moves[role] = Move.KEEP
-    return _settled(goal), moves, sources
+    return _settled(replace(goal, unsure=max(stand.unsure for stand in stands))), moves, sources
 
 
 def _settled(stand: Stand) -> Stand:
@@ -265,6 +275,7 @@ def _settled(stand: Stand) -> Stand:
         rollbacks=stand.rollbacks,
         verified=stand.verified,
         audited=stand.audited,
+        unsure=stand.unsure,
     )
 
 
