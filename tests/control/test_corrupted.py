@@ -126,6 +126,14 @@ def test_who_computes_wrongly_gets_no_seat_any_more_and_its_node_is_remembered()
     assert world.job.lives[2] == 1, "once"
 
 
+def test_who_computed_wrongly_and_died_is_replaced_once() -> None:
+    world = running()
+    what = msgspec.structs.replace(found(world, "n2/0#0"), audit=True)
+    world.die("n2/0#0")
+    world.say("n1/0#0", Stage.MEMBER, what.epoch, corrupt=what)
+    assert world.job.lives[2] == 1
+
+
 def test_where_it_is_not_known_who_computes_wrongly_all_stay() -> None:
     world = running()
     what = msgspec.structs.replace(found(world, *PAIR, sure=False), audit=True)

@@ -45,12 +45,18 @@ def _open(draft: Draft, found: Corruption) -> None:
         lost_steps = found.step - found.verified if found.verified >= 0 else -1
         deciding.corrupt(draft, draft.job.formation, lost_steps, len(found.workers))
     if found.audit and found.sure:
-        _replace(draft, incident.culprits)
+        _replace(draft, found.workers)
 
 
-def _replace(draft: Draft, blames: tuple[Blame, ...]) -> None:
-    draft.blame([blame.node for blame in blames])
-    seating.next_life(draft, [blame.rank for blame in blames if blame.rank >= 0])
+def _replace(draft: Draft, workers: tuple[str, ...]) -> None:
+    """Who died meanwhile has got a next life already."""
+    job = draft.job
+    assert job.plan is not None
+    draft.blame([seats.place(worker)[0] for worker in workers])
+    ranks = [seats.rank_of(job.plan, worker) for worker in workers if seats.alive(job, worker)]
+    known = [rank for rank in ranks if rank is not None]
+    if known:
+        seating.next_life(draft, known)
 
 
 def _name(draft: Draft, found: Corruption, known: Corrupted) -> None:
