@@ -6,7 +6,7 @@ import msgspec
 
 
 class Corruption(msgspec.Struct, frozen=True):
-    """The states of `step` committed steps, which replicas should hold bit by bit alike, differ; or see the last field."""
+    """The states of `step` committed steps, which replicas should hold bit by bit alike, differ; or see `audit`."""
 
     epoch: int  # in which it was found; nothing is committed in it any more
     step: int
