@@ -81,7 +81,7 @@ def session(
     `Saving`, which says how often as well. None: under `everstep run` it is kept in the nodes' memory only.
     check_every: steps between two comparisons of replicas, which find a flipped bit; None: as often as 0.5 % of the
     step time permits, 0: never. Each state that is saved is compared too. audit_every: steps between two that are
-    computed twice, which finds a member that computes wrong gradients; None: about 1,500, 0: never.
+    computed twice, which finds a member that computes wrong gradients; None: about 2,000, 0: never.
     """
     return Session(seed, log_file, library, saving_of(checkpoints), check_every, audit_every)
 
