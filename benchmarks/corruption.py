@@ -1,9 +1,10 @@
-"""What it costs to compare replicas, and how soon a flipped bit is found: sessions with default settings.
+"""What it costs to compare replicas and to audit steps, and how soon a flipped bit is found: default settings.
 
     python benchmarks/corruption.py [--quick | --full] [--json]
 
 Cost: two members (a core each here), models of 2 M and 20 M parameters with AdamW, nothing saved. What a step which
-compares takes beyond the median of its neighbours, over the steps from one such step to the next. Beside it, blocks of
+compares takes beyond the median of its neighbours, over the steps from one such step to the next; so do audits, every
+10 steps to have many, over the interval that is the default. Beside it, blocks of
 steps with and without comparisons, which alternate in the same processes. Delay, with states kept in memory as often as
 is usual: steps from a flip of one parameter's lowest bit, in one of three members, to the one after which it was found.
 """
@@ -27,6 +28,7 @@ from everstep.testing.local import LocalRun
 SCRIPT = ROOT / "benchmarks" / "scripts" / "corruption_steps.py"
 SIZES = {"2 M": (512, 8, 200), "20 M": (1280, 12, 60)}  # width, layers, steps of a block
 BOUND = 0.005
+AUDIT_BOUND = 0.001
 NEAR = 4  # steps before and after
 
 
@@ -62,6 +64,23 @@ def cost(size: str, num_blocks: int) -> list[Claim]:
         Claim(f"steps between two comparisons, {name}", interval, "steps"),
         Claim(f"blocks with comparisons beyond those without, {name}", apart, "of the step"),
         Claim(f"standard error of that, {name}", error, "of the step"),
+    ]
+
+
+def audits(size: str, num_steps: int) -> list[Claim]:
+    width, layers, _ = SIZES[size]
+    say(f"{size} parameters: audits in {num_steps} steps, load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
+        _, found = job(Path(folder), 2, "audits", width, layers, num_steps)
+    twice = found["compared"]
+    step_s = median([seconds for seconds, again in zip(found["times"], twice, strict=True) if not again])
+    excess_s, interval = median(excesses(found["times"], twice)), found["interval"]
+    share = excess_s / (interval * step_s)
+    say(f"  a step {step_s * 1e3:.1f} ms, an audit {excess_s * 1e3:.1f} ms more, every {interval} steps: {share:.3%}")
+    return [
+        Claim(f"audits, {size} parameters", share, "of the step", bar=f"<= {AUDIT_BOUND}", holds=share <= AUDIT_BOUND),
+        Claim(f"an audited step, beyond its neighbours, {size} parameters", excess_s / step_s, "steps"),
+        Claim(f"steps between two audits, {size} parameters", interval, "steps"),
     ]
 
 
@@ -110,6 +129,7 @@ def main() -> None:
     args = arguments(__doc__ or "")
     num_blocks = 25 if args.full else 7
     claims = [claim for size in SIZES for claim in cost(size, num_blocks)]
+    claims += [claim for size in SIZES for claim in audits(size, 400 if args.full else 120)]
     show([*claims, *delay(12 if args.full else 3)], args.json)
 
 

@@ -1,6 +1,7 @@
 """A session's steps in blocks, replicas compared in every second one; or a bit of the last rank flips now and then.
 
 corruption_steps.py blocks FOLDER WIDTH LAYERS BLOCK BLOCKS    rank0.json: seconds of each step, whether it compared
+corruption_steps.py audits FOLDER WIDTH LAYERS STEPS           rank0.json: the same of audits, every AUDITED steps
 corruption_steps.py flips FOLDER WIDTH LAYERS STEPS AT...      rank0.json: interval; AT: steps before which it flips
 """
 
@@ -19,6 +20,7 @@ import everstep
 
 BATCH = 16  # over all members
 WARM = 20
+AUDITED = 10
 RANK = int(os.environ["RANK"])
 
 
@@ -63,6 +65,26 @@ def blocks(folder: Path, width: int, layers: int, block: int, count: int) -> Non
         tell(folder, {"times": times, "cpu": cpu, "compared": compared, "interval": run._guard.interval})
 
 
+def audits(folder: Path, width: int, layers: int, num_steps: int) -> None:
+    """A step that is computed twice comes twice out of the loop. The interval is what it would be by default."""
+    loop = Loop(width, layers, everstep.Saving(memory_every=0))
+    times, cpu, audited = [0.0], [0.0], [False]
+    with loop.run as run:
+        run._guard._every, pace = 0, run._guard.audit._pace
+        pace._every = AUDITED
+        for step in run.steps(WARM + num_steps):
+            began, used = time.perf_counter(), time.thread_time()
+            loop.make(step)
+            times[-1] += time.perf_counter() - began
+            cpu[-1] += time.thread_time() - used
+            audited[-1] = audited[-1] or not step.committed
+            if step.committed:
+                times, cpu, audited = [*times, 0.0], [*cpu, 0.0], [*audited, False]
+        pace._every = None
+        told = {"times": times[WARM:-1], "cpu": cpu[WARM:-1], "compared": audited[WARM:-1], "interval": pace.interval}
+        tell(folder, told)
+
+
 def flips(folder: Path, width: int, layers: int, num_steps: int, *at: int) -> None:
     loop, due = Loop(width, layers, everstep.Saving()), set(at)
     weights = [p for p in loop.model.parameters() if p.dim() > 1]
@@ -82,5 +104,5 @@ def tell(folder: Path, found: object) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what = {"blocks": blocks, "flips": flips}[sys.argv[1]]
+    what = {"blocks": blocks, "audits": audits, "flips": flips}[sys.argv[1]]
     what(Path(sys.argv[2]), *(int(text) for text in sys.argv[3:]))

@@ -107,3 +107,39 @@ def test_a_rollback_of_before_is_not_what_healed_it() -> None:
     tell(world, what, Rollback(what.epoch, 7), epoch=world.job.formation.epoch, committed=21)
     (update,) = of(world, e.IncidentUpdated)
     assert isinstance(update, e.IncidentUpdated) and "all went back" not in update.why
+
+
+def test_who_computes_wrongly_gets_no_seat_any_more_and_its_node_is_remembered() -> None:
+    world = running()
+    what = msgspec.structs.replace(found(world, "n2/0#0"), audit=True, parts=(), marks=())
+    tell(world, what)
+    (opened,) = of(world, e.IncidentOpened)
+    assert isinstance(opened, e.IncidentOpened)
+    assert "rank 2 on n2 computes other gradients than all others" in opened.why and "up to step 15" in opened.why
+    formation = world.job.formation
+    assert formation is not None and formation.abort
+    assert [seat.worker for seat in formation.seats] == ["n1/0#0", "n1/1#0", "n2/1#0"]
+    assert world.job.lives[2] == 1 and world.job.restarts == 0 and "n2" in world.job.memory.nodes
+    tell(world, what, Rollback(formation.epoch, 15), epoch=formation.epoch, committed=16)
+    last = of(world, e.IncidentUpdated)[-1]
+    assert isinstance(last, e.IncidentUpdated) and "up to which all had computed rightly: 5 steps" in last.why
+    assert world.job.lives[2] == 1, "once"
+
+
+def test_who_computed_wrongly_and_died_is_replaced_once() -> None:
+    world = running()
+    what = msgspec.structs.replace(found(world, "n2/0#0"), audit=True)
+    world.die("n2/0#0")
+    world.say("n1/0#0", Stage.MEMBER, what.epoch, corrupt=what)
+    assert world.job.lives[2] == 1
+
+
+def test_where_it_is_not_known_who_computes_wrongly_all_stay() -> None:
+    world = running()
+    what = msgspec.structs.replace(found(world, *PAIR, sure=False), audit=True)
+    tell(world, what)
+    formation = world.job.formation
+    assert formation is not None and len(formation.seats) == 4 and not any(world.job.lives.values())
+    tell(world, what, epoch=formation.epoch, committed=21)
+    last = of(world, e.IncidentUpdated)[-1]
+    assert isinstance(last, e.IncidentUpdated) and "they go on from what they have" in last.why

@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 import torch
 
 from everstep.control import procfs
+from everstep.control.journal import read
 from everstep.core import events as e
 from everstep.core.formation import Stage
+from everstep.data.account import account
 from everstep.data.batches import Batches
 from everstep.data.sampler import Sampler
 from everstep.testing.local import LocalRun
@@ -265,6 +267,30 @@ class SessionRun(LocalRun):
         """The samples of this share."""
         sampler = Sampler(NUM_SAMPLES, self.global_batch, seed=SEED)
         return sampler.samples(sampler.share(step, members, role))
+
+
+def assert_ledger(run: SessionRun) -> None:
+    """The journal's account is what the members wrote down, step for step and share for share."""
+    steps = list(account(read(run.run_dir / "journal.jsonl")).steps())
+    commits: dict[int, list[Line]] = defaultdict(list)
+    for line in (line for lines in run.commits().values() for line in lines):
+        commits[line.step].append(line)
+    numbers = [step.number for step in steps]  # SIGTERM comes right behind a commit: that one may not be written
+    assert numbers == list(range(len(steps))) and numbers[: len(commits)] == sorted(commits)
+    assert len(steps) - len(commits) in (0, 1)
+    begun: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    for line in (line for lines in run.begun().values() for line in lines):
+        deal = (line.step, line.members, line.role)
+        begun[deal] = max(begun.get(deal, ()), line.samples, key=len)
+    for step in steps:
+        written = {line.role: line.samples for line in commits[step.number]}
+        assert all(line.members == len(step.shares) for line in commits[step.number])
+        assert all(step.shares[role] == samples for role, samples in written.items())
+        for role, share in enumerate(step.shares):  # also of a member that died right after it
+            assert begun.get((step.number, len(step.shares), role), ()) == share
+    consumed = [sample for step in steps for share in step.shares for sample in share]
+    order = Sampler(NUM_SAMPLES, run.global_batch, seed=SEED).samples(range(len(steps) * run.global_batch))
+    assert consumed == list(order)
 
 
 class Oracle(NamedTuple):

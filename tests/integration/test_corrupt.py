@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from session_harness import Line, SessionRun
+from session_harness import Line, SessionRun, assert_ledger
 
 from everstep.core import events as e
 from everstep.core.corruption import Corruption
@@ -28,7 +28,8 @@ def train(folder: Path, members: int, *faults: str) -> SessionRun:
 
 def last(run: SessionRun) -> dict[tuple[int, int], Line]:
     """By role and step: what stayed of steps that were done again."""
-    return {(line.role, line.step): line for lines in run.commits().values() for line in lines}
+    lines = sorted((line for lines in run.commits().values() for line in lines), key=lambda line: line.time)
+    return {(line.role, line.step): line for line in lines}
 
 
 def bits(run: SessionRun) -> dict[tuple[int, int], tuple[str, float]]:
@@ -78,3 +79,38 @@ def test_of_two_the_steps_done_again_show_who_was_wrong(tmp_path: Path) -> None:
     assert [each.sure for each in found(run)] == [True, True]
     named = [u for u in run.events(e.IncidentUpdated) if len(u.culprits) == 1]
     assert [(u.incident, u.culprits[0].rank) for u in named] == [(opened[0].incident, 1), (opened[1].incident, 0)]
+
+
+def audited(folder: Path, members: int, *faults: str) -> SessionRun:
+    """The number of members stays, so that the bits of their sums do. What is kept of step 12 is alike, and wrong."""
+    args = [word for fault in faults for word in ("--fault", fault)]
+    args += ["--fixed", "--audit-every", str(EVERY), "--check-every", "1", "--memory-every", "4"]
+    with SessionRun(folder, "--nproc-per-node", str(members), args=("--steps", "30", *args)) as run:
+        assert run.wait() == ExitCode.OK
+    return run
+
+
+def test_who_computes_wrong_gradients_is_named_replaced_and_leaves_no_trace(tmp_path: Path) -> None:
+    """Its states are those of all others. Another one is killed later, when it has role 0's share in an audit."""
+    run, plain = audited(tmp_path / "wrong", 3, "wrong@11:1", "die@25:0"), audited(tmp_path / "plain", 3)
+    assert bits(run) == bits(plain)
+    wrong, crash = run.events(e.IncidentOpened)
+    assert [(i.kind, [blame.rank for blame in i.culprits]) for i in (wrong, crash)] == [
+        ("corrupt", [1]),
+        ("crash", [2]),
+    ]
+    ((step, verified, sure),) = {(each.step, each.verified, each.sure) for each in found(run)}
+    assert (step, verified, sure) == (15, 11, True) and [back.step for back in run.events(e.StateRestored)] == [8]
+    assert any("up to which all had computed rightly" in update.why for update in run.events(e.IncidentUpdated))
+    assert_ledger(run)
+
+
+def test_of_two_who_compute_unlike_nobody_is_named_nor_believed(tmp_path: Path) -> None:
+    """A fault that is the same each time: they differ, and each is as sure of itself. All go back; in the end audits
+    give up, and say so."""
+    run = audited(tmp_path, 2, "wrong@11:1")
+    opened = run.events(e.IncidentOpened)
+    assert [(i.kind, [b.rank for b in i.culprits]) for i in opened] == [("corrupt", [0, 1])] * 3
+    assert next(back.step for back in run.events(e.StateRestored)) == 8
+    assert run.text().count("3 audits could not tell who. There are no more") == 1
+    assert len(run.commits()) == 2, "no process was replaced"

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from everstep.core.formation import Formation, Rollback, Seat
 from everstep.core.saves import Tier
 from everstep.train import protocol as p
-from everstep.train.commit import FINAL, Member, Phase
+from everstep.train.commit import FINAL, Member, Phase, audits
 from everstep.train.resolve import Stand
 
-from .commit_peer import Entry, Message, Peer, carry_out, claim, index_of, name, reach
+from .commit_peer import Entry, Message, Peer, carry_out, claim, index_of, moment, name, reach
 from .commit_vaults import Keep, Saved, check_nothing_kept, check_restore, says, wish
 
 
@@ -47,6 +47,8 @@ class Scenario(NamedTuple):
     deaf: bool = False  # the controller never hears of a rollback
     checks: tuple[int, ...] = ()  # steps after which states are compared, beside those that are kept
     flips: int = 0  # times that a member's state is another one than its replicas'
+    audits: tuple[int, ...] = ()  # steps which are computed twice
+    slips: int = 0  # times that a member has wrong gradients in one pass of such a step
     shards: int = 1  # then a dead one's role waits for a spare, and there are no plans
 
 
@@ -62,6 +64,7 @@ class World(NamedTuple):
     plans: int = 0
     damages: int = 0
     flips: int = 0
+    slips: int = 0
     keep: Keep = Keep(())
     rollbacks: tuple[Rollback, ...] = ()
     most: int = 0  # steps that were ever committed
@@ -92,7 +95,7 @@ class Model:
         s = self.scenario
         peers = tuple(self.peers(self._fresh(i)) for i in range(self.size))
         world = World(peers, frozenset(), (), (), deaths=s.deaths, fences=s.fences, blips=s.blips)
-        world = world._replace(damages=s.damages, flips=s.flips, keep=Keep(((),) * s.members))
+        world = world._replace(damages=s.damages, flips=s.flips, slips=s.slips, keep=Keep(((),) * s.members))
         world = self.issue(world, tuple(range(s.members)), abort=False)
         while s.started and any(
             self.peers.items[world.peers[i]].member.phase not in (Phase.READY, Phase.COMPUTING)
@@ -148,7 +151,7 @@ class Model:
             for step in self._alone(world, index):
                 return self.become(world, index, *step)
         if isinstance(event, p.Began):
-            grad = Message("grad", peer.member.epoch, peer.member.stand.committed, peer.member.worker, peer.history)
+            grad = Message("grad", peer.member.epoch, moment(peer.member), peer.member.worker, peer.history)
             world = world._replace(sent=world.sent | {self.messages(grad)})
         return world
 
@@ -255,10 +258,10 @@ class Model:
         elif member.phase is Phase.RESTORING:
             yield from self._restores(world, index)
         elif kind:
-            step = -1 - member.round if kind == "stand" else member.stand.committed
+            step = -1 - member.round if kind == "stand" else moment(member)
             messages = self.round(world, kind, member.epoch, step, member.formation)
             if len(messages) == len(living):
-                for event in self._completions(member, messages, world.flips):
+                for event in self._completions(member, messages, world):
                     yield all(living.values()), (kind, event), event
 
     def _restores(self, world: World, index: int) -> Iterator[tuple[bool, tuple[Any, ...], p.Event]]:
@@ -277,7 +280,7 @@ class Model:
         if history is not None and world.damages:
             yield False, ("damaged",), p.Restored(member.epoch, False)
 
-    def _completions(self, member: Member, messages: list[Message], flips: int) -> Iterator[p.Event]:
+    def _completions(self, member: Member, messages: list[Message], world: World) -> Iterator[p.Event]:
         payloads = tuple(message.payload for message in messages)
         if messages[0].kind == "vote":
             yield p.Voted(member.epoch, payloads)
@@ -289,8 +292,10 @@ class Model:
                 yield p.Reduced(member.epoch, True, wish(self.scenario, member), says(self.scenario, member))
             if self.scenario.nonfinite != "never":
                 yield p.Reduced(member.epoch, False, wish(self.scenario, member))
-            if flips and member.check:
+            if world.flips and member.check and not member.turn:
                 yield p.Reduced(member.epoch, True, wish(self.scenario, member), says(self.scenario, member, mark=2))
+            if world.slips and audits(member):
+                yield p.Reduced(member.epoch, True, wish(self.scenario, member), says(self.scenario, member, whole=99))
 
     def actions(self, world: World) -> Iterator[tuple[str, bool, World]]:
         """Everything that can happen: what, whether it is bound to happen if nothing else does, the world after it."""
@@ -317,8 +322,11 @@ class Model:
         member = peer.member
         if isinstance(event, p.Reduced):
             workers = tuple(seat.worker for seat in member.formation.seats)
-            peer = peer._replace(grads=(member.stand.committed, member.epoch, workers, False))
-            world = world._replace(flips=world.flips - (event.said.mark == 2))
+            if not member.turn:
+                peer = peer._replace(grads=(member.stand.committed, member.epoch, workers, False))
+            world = world._replace(
+                flips=world.flips - (event.said.mark == 2), slips=world.slips - (event.said.whole == 99)
+            )
         elif isinstance(event, p.Fetched):
             peer = peer._replace(history=self.messages.items[key[1]].payload[1])
         elif key[0] == "restored":
@@ -341,7 +349,7 @@ class Model:
         oldest = min((m.epoch for m in readers if m.formation), default=0)
         done = {}
         for m in readers:
-            done[m.epoch] = min(done.get(m.epoch, 99), max(m.stand.committed, 0))
+            done[m.epoch] = min(done.get(m.epoch, 999), moment(m))
         newest = max(done, default=0)
         kept = [
             n

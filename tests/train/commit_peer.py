@@ -52,6 +52,11 @@ def name(index: int) -> str:
     return f"n{index}/0#1"
 
 
+def moment(member: Member) -> int:
+    """Of a step, and of a pass of it."""
+    return 8 * max(member.stand.committed, 0) + len(member.passes)
+
+
 def index_of(worker: str) -> int:
     return int(worker[1 : worker.index("/")])
 
@@ -62,7 +67,9 @@ def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | 
     claim(member.epoch >= old.epoch, "a worker goes back to an epoch", old, event)
     committed = None
     if isinstance(event, p.Voted) and member.formation is not None and member.entering is None:
-        _check_doubt(old, member, event)
+        _check_doubt(old, event, commands)
+        if member.phase is Phase.READY and member.stand.committed == old.stand.committed:
+            peer = peer._replace(grads=None)  # a pass that nobody commits
     if isinstance(event, p.Applied):
         claim(peer.grads is not None and peer.history is not None, "applied without gradients or state", old)
         claim(old.phase in FINAL or member.stand.commit_epoch == peer.grads[1], "commit of another epoch", member)
@@ -85,10 +92,14 @@ def carry_out(peer: Peer, event: p.Event) -> tuple[Peer, list[Message], Entry | 
     return peer._replace(member=member), sends, committed
 
 
-def _check_doubt(old: Member, member: Member, event: p.Voted) -> None:
+def _check_doubt(old: Member, event: p.Voted, commands: tuple[p.Command, ...]) -> None:
+    doubts = [command for command in commands if isinstance(command, p.Doubt)]
     marks = [vote.said.mark for vote in event.votes]
     differ = any(len({*marks[shard :: old.shards]} - {0}) > 1 for shard in range(old.shards))
-    claim(differ == (member.phase is Phase.DOUBTING), "a commit although replicas differ, or none without that", old)
+    doubted = any(doubt.found is None for doubt in doubts)
+    claim(differ == doubted, "a commit although replicas differ, or none without that", old)
+    slips = any(99 in each.traces for each in old.passes) or any(vote.said.whole == 99 for vote in event.votes)
+    claim(slips or doubted == bool(doubts), "an audit finds what is not there", old)
 
 
 def _shard(member: Member) -> int:
@@ -105,7 +116,7 @@ def _command(peer: Peer, old: Member, member: Member, command: p.Command, sends:
         case p.PublishStand(epoch=epoch, stand=stand, round=round_):
             sends.append(Message("stand", epoch, -1 - round_, member.worker, stand))
         case p.CastVote(epoch=epoch, vote=vote):
-            sends.append(Message("vote", epoch, member.stand.committed, member.worker, vote))
+            sends.append(Message("vote", epoch, moment(member), member.worker, vote))
         case p.Apply(step=step):
             claim(peer.grads is not None and peer.grads[0] == step, "apply without gradients of the step", old)
         case p.DropGradients():

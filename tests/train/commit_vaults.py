@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 
 from everstep.core.formation import Rollback
 from everstep.core.saves import Tier
-from everstep.train.commit import Member
+from everstep.train.commit import Member, audits
 from everstep.train.kept import DISK, Kept
 from everstep.train.protocol import Said
 from everstep.train.resolve import Stand
@@ -75,9 +75,17 @@ def wish(scenario: Scenario, member: Member) -> Tier:
     return Tier.DISK if following in scenario.to_disk else Tier(following in scenario.to_memory)
 
 
-def says(scenario: Scenario, member: Member, mark: int = 1) -> Said:
-    """What it tells with its vote; a flipped bit is a mark of 2."""
-    return Said(member.stand.committed + 1 in scenario.checks, mark if member.check else 0)
+def says(scenario: Scenario, member: Member, mark: int = 1, whole: int = 0) -> Said:
+    """What it tells with its vote; a flipped bit is a mark of 2. `whole`: of its gradients, if they are wrong."""
+    assert member.formation is not None
+    if audits(member):
+        share = (member.formation.role_of(member.worker) or 0) + member.turn
+        whole = whole or 1 + share % len(member.formation.seats)
+    following = member.stand.committed + 1
+    check, audit = following in scenario.checks, following in scenario.audits
+    if member.turn:
+        return Said(turn=member.turn, whole=whole)
+    return Said(check, mark if member.check else 0, whole=whole, audit=audit)
 
 
 def check_restore(member: Member, stands: Sequence[Stand], commits: tuple[Entry, ...]) -> None:
@@ -90,7 +98,7 @@ def check_restore(member: Member, stands: Sequence[Stand], commits: tuple[Entry,
     failed = {commit for stand in stands for commit in stand.failed}
     there = whole_ones(stands, member.shards) - failed
     if doubted:
-        trusted = max(stand.verified for stand in stands)
+        trusted = max(stand.verified for stand in stands if stand.doubted)
         claim(goal.committed <= trusted or not held, "a state that may be wrong is restored", member, stands)
         there = {whole for whole in there if whole[0] <= trusted or goal.committed > trusted}
     for whole in there:

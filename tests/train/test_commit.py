@@ -56,6 +56,9 @@ WORLDS = {
     "replicas of a shard differ, damage": Scenario(4, steps=2, shards=2, to_memory=(1,), damages=1, flips=1),
     "replicas differ, a joiner": Scenario(2, 1, steps=2, plans=("join",), to_memory=(1,), checks=(1,), flips=2),
     "a shard twice, two deaths, one damage": Scenario(3, 1, steps=2, deaths=2, shards=2, to_memory=(1,), damages=1),
+    "a step computed twice, death, joiner": Scenario(2, 1, steps=2, deaths=1, plans=("join",), audits=(1,)),
+    "one computes wrongly, death": Scenario(2, 1, steps=2, deaths=1, to_memory=(1,), audits=(1,), slips=2),
+    "one of three computes wrongly, once or more": Scenario(3, steps=2, to_memory=(1,), audits=(1,), slips=2),
 }
 
 
@@ -104,6 +107,7 @@ def test_random_walks(world: str) -> None:
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_resolve, real_move, real_enter, real_reached = resolve.resolve, resolve._move, commit._enter, commit._reached
 real_decide_resolve, real_receive, real_source = commit._resolve, commit._receive, resolve._source
+real_step, real_once_more = commit.step, commit._once_more
 real_restored, real_newest = resolve._restored, resolve._newest
 
 
@@ -255,6 +259,32 @@ def doubt_is_forgotten_in_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "_void", lambda rollbacks, trusted=None: Stand(rollbacks=rollbacks))
 
 
+def gradients_of_a_first_pass_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(member: Member, event: p.Event) -> commit.Outcome:
+        member, commands = real_step(member, event)
+        if isinstance(event, p.Reduced) and member.phase is Phase.VOTING:
+            member = replace(member, stand=replace(member.stand, voted_in=member.epoch))
+        return member, commands
+
+    monkeypatch.setattr(commit, "step", counted)
+
+
+def gradients_of_a_doubtful_step_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(member: Member, turn: int) -> commit.Outcome:
+        after, commands = real_once_more(member, turn)
+        return replace(after, stand=member.stand), commands
+
+    monkeypatch.setattr(commit, "_once_more", counted)
+
+
+def a_new_epoch_goes_on_with_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def goes_on(member: Member, stands: tuple[Stand, ...]) -> commit.Outcome:
+        after, commands = real_decide_resolve(member, stands)
+        return replace(after, turn=member.turn), commands
+
+    monkeypatch.setattr(commit, "_resolve", goes_on)
+
+
 SHARDED = Scenario(2, 1, steps=2, deaths=1, shards=2, to_memory=(1,))
 DOUBTED = Scenario(2, steps=3, to_memory=(1, 2), flips=1)
 BROKEN: list[tuple[Patch, Scenario]] = [
@@ -279,6 +309,9 @@ BROKEN: list[tuple[Patch, Scenario]] = [
     (what_may_be_wrong_is_restored, DOUBTED),
     (marks_do_not_count, DOUBTED),
     (doubt_is_forgotten_in_a_restore, DOUBTED._replace(blips=1)),
+    (gradients_of_a_first_pass_count, Scenario(2, steps=2, blips=1, audits=(1,))),
+    (gradients_of_a_doubtful_step_count, Scenario(2, steps=2, blips=1, audits=(1,), slips=1)),
+    (a_new_epoch_goes_on_with_the_next_pass, Scenario(2, steps=2, blips=1, audits=(1,))),
     (busy_does_not_count, Scenario(2, blips=1, to_memory=(1,), busy=(1,))),
     (floor_of_before_a_rollback_counts, SHARDED._replace(blips=1, deaf=True)),
 ]

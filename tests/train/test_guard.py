@@ -17,7 +17,7 @@ from everstep.train.protocol import Doubt, Said, Vote
 class At:
     """The second of two replicas."""
 
-    role, num_members, shards, epoch, committed, checks = 1, 2, 1, 1, 4, True
+    role, num_members, shards, epoch, committed, checks, turn, audits, unsure = 1, 2, 1, 1, 4, True, 0, False, 0
     seats = tuple(Seat(f"n{i}/0#0", f"n{i}", f"n{i}", "") for i in range(2))
 
 

@@ -1,13 +1,15 @@
 """Silent corruption, as the sessions tell it: an incident that names who was wrong, and an epoch in which all go back.
 
-Each is an incident of kind "corrupt" in the journal, with the node: how often a node was wrong can be counted.
+Each is an incident of kind "corrupt" in the journal, with the node: how often a node was wrong can be counted. A bit
+that flipped is gone once all went back; who computes wrongly, which an audit finds, would do so again: its place gets a
+new process, and that counts against its node.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from everstep.control import deciding, seats
+from everstep.control import deciding, seating, seats
 from everstep.control.draft import Draft
 from everstep.control.job import Corrupted
 from everstep.core import events as e
@@ -38,10 +40,23 @@ def _open(draft: Draft, found: Corruption) -> None:
     draft.open_incident(KIND, _blames(draft, found), why, counts=False)
     incident = draft.job.incident
     assert incident is not None
-    draft.set(corrupt=Corrupted(found.epoch, incident.id, found.sure, why))
+    draft.set(corrupt=Corrupted(found.epoch, incident.id, found.sure, why, audit=found.audit))
     if draft.job.formation is not None:
         lost_steps = found.step - found.verified if found.verified >= 0 else -1
         deciding.corrupt(draft, draft.job.formation, lost_steps, len(found.workers))
+    if found.audit and found.sure:
+        _replace(draft, found.workers)
+
+
+def _replace(draft: Draft, workers: tuple[str, ...]) -> None:
+    """Who died meanwhile has got a next life already."""
+    job = draft.job
+    assert job.plan is not None
+    draft.blame([seats.place(worker)[0] for worker in workers])
+    ranks = [seats.rank_of(job.plan, worker) for worker in workers if seats.alive(job, worker)]
+    known = [rank for rank in ranks if rank is not None]
+    if known:
+        seating.next_life(draft, known)
 
 
 def _name(draft: Draft, found: Corruption, known: Corrupted) -> None:
@@ -64,7 +79,8 @@ def went_back(draft: Draft, rollback: Rollback, lost: int) -> bool:
     known = draft.job.corrupt
     if known is None or known.healed or rollback.epoch <= known.epoch:
         return False
-    text = f"all went back to step {rollback.step}, at which they were alike: {lost} steps are done again"
+    since = "up to which all had computed rightly" if known.audit else "at which they were alike"
+    text = f"all went back to step {rollback.step}, {since}: {lost} steps are done again"
     _tell(draft, known, (), f"{known.why}; {text}", healed=True)
     return True
 
@@ -75,6 +91,8 @@ def resumed(draft: Draft) -> None:
     if known is not None and not known.healed:
         _without_kept(draft)
         text = "no state is kept of when they were alike: it was copied from a member, with what came of it since"
+        if known.audit:
+            text = "no state is kept of before: they go on from what they have, with what came of wrong gradients"
         _tell(draft, known, (), f"{known.why}; {text}", healed=True)
 
 
@@ -97,6 +115,8 @@ def _blames(draft: Draft, found: Corruption) -> tuple[Blame, ...]:
 
 def _why(draft: Draft, found: Corruption) -> str:
     blames = _blames(draft, found)
+    if found.audit:
+        return _why_audit(blames, found)
     since = f", at step {found.verified} they were alike" if found.verified >= 0 else ""
     parts = f" in {', '.join(found.parts)}" if found.parts else ""
     marks = " ".join(f"{mark:016x}" for mark in found.marks)
@@ -105,6 +125,15 @@ def _why(draft: Draft, found: Corruption) -> str:
     else:
         what = f"{_who(blames)} have different bits, and should be replicas"
     return f"after step {found.step} {what}{parts}{since} (fingerprints by role: {marks})"
+
+
+def _why_audit(blames: tuple[Blame, ...], found: Corruption) -> str:
+    since = f"; up to step {found.verified} all computed rightly" if found.verified >= 0 else ""
+    if found.sure:
+        what = f"{_who(blames)} computes other gradients than all others do from the same state and samples"
+    else:
+        what = f"of {_who(blames)} somebody computes other gradients than the others do from the same state and samples"
+    return f"after step {found.step} {what}{since}"
 
 
 def _who(blames: tuple[Blame, ...]) -> str:

@@ -84,6 +84,7 @@ class Corrupted(msgspec.Struct, frozen=True):
     sure: bool
     why: str
     healed: bool = False  # what became of it is told
+    audit: bool = False  # it is gradients that were wrong
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Corruption(msgspec.Struct, frozen=True):
-    """The states of `step` committed steps, which replicas should hold bit by bit alike, differ."""
+    """The states of `step` committed steps, which replicas should hold bit by bit alike, differ; or see `audit`."""
 
     epoch: int  # in which it was found; nothing is committed in it any more
     step: int
@@ -14,4 +14,5 @@ class Corruption(msgspec.Struct, frozen=True):
     sure: bool  # the others agree against them, or what they had told differs from what all came to when it was redone
     parts: tuple[str, ...] = ()  # the first tensors that differ, by name
     marks: tuple[int, ...] = ()  # fingerprints by role
-    verified: int = -1  # the newest step whose states were found alike
+    verified: int = -1  # the newest step whose states were found alike; or up to which an audit found all right
+    audit: bool = False  # states are alike, but an audit of the next step found that gradients are wrong

@@ -31,7 +31,7 @@ ADVICE = {
     "incomplete": "The script returned before its work was done: look at its last log lines.",
     "step-fell-back": "Let the script load its newest checkpoint when it starts.",
     "rolled-back": "More standbys, replicas or saves make the steps between fewer.",
-    "corrupt": "Test the memory of {node}, and leave it out if it happens there again.",
+    "corrupt": "Test memory and processors of {node}, and leave it out if it happens there again.",
     "save-failed": "Check free space and permissions where the checkpoints go.",
 }
 

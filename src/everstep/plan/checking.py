@@ -6,17 +6,22 @@ import math
 from collections import deque
 from statistics import median
 
-BOUND = 0.004  # of the step time: with what it takes to wait for the slowest member it stays below 0.5 %
+BOUND = 0.0035  # of the step time: with audits, and waiting for the slowest member, it stays below 0.5 %
 SKIP_STEPS = 2  # the first ones are slower and do not count
 PROFILE_STEPS = 3
 RECENT = 16
+AUDIT_BOUND = 0.0005  # of the step time: an audit takes about a step more, so it comes every 2,000 steps or so
+AUDIT_STEPS = 2000  # until one was timed
 
 
 class Pace:
-    """`every`: steps from one comparison to the next; None: from what is measured, 0: never."""
+    """`every`: steps from one comparison to the next; None: from what is measured, 0: never.
 
-    def __init__(self, every: int | None = None, bound: float = BOUND) -> None:
-        self._every, self._bound = every, bound
+    untimed: steps before the first one, which is then timed.
+    """
+
+    def __init__(self, every: int | None = None, bound: float = BOUND, untimed: int = 1) -> None:
+        self._every, self._bound, self._untimed = every, bound, untimed
         self._seen = 0
         self._steps: deque[float] = deque(maxlen=RECENT)
         self._costs: deque[float] = deque(maxlen=RECENT)
@@ -24,11 +29,11 @@ class Pace:
 
     @property
     def interval(self) -> int:
-        """For now; 1 until a comparison was timed, which it takes one for."""
+        """For now. Until a comparison was timed, which it takes one for, `untimed`."""
         if self._every is not None:
             return self._every
         if not self._costs or not self._steps:
-            return 1
+            return self._untimed
         return max(1, math.ceil(median(self._costs) / (self._bound * median(self._steps))))
 
     def stepped(self, seconds: float) -> None:

@@ -15,6 +15,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from everstep.state import fingerprint
+
 ALIGN_BYTES = 64
 SMALL_BYTES = 16 << 10  # up to here a call costs more than the copy: such gradients are moved and scaled together
 TRACED_BYTES = 64 << 10  # of a bucket: 5 us
@@ -51,6 +53,8 @@ class Bucket:
     packed: bool = False
     lacking: bool = False  # this member had no gradient of some parameter
     trace: int = 0  # of the first of this member's own gradients, before they are summed; 0: on a device
+    hashes: bool = False  # all of them are wanted
+    whole: int = 0  # hash of all; 0: not wanted
     event: torch.Event | None = field(default=None, repr=False)
 
     def pack(self, weight: Tensor | None) -> None:
@@ -69,6 +73,7 @@ class Bucket:
             self.marks.copy_(torch.tensor(have))
         else:
             self.marks.fill_(1)
+        self.whole = fingerprint.of_tensor(self.flat) or 1 if self.hashes else 0
         if self.flat.device.type == "cpu":
             self.trace = sample(self.flat)
         else:

@@ -12,6 +12,8 @@ An abort leads to FORMING from everywhere; out of APPLYING only once the optimiz
 another round in the same epoch, and the state is valid only once that is through. A planned change goes
 from the end of a step straight to RESOLVING (or LEFT), after a vote in which all members said to be prepared for it. A
 vote that shows replicas which differ leads all who see it to DOUBTING: they wait for the epoch in which all go back.
+In a step that is audited the passes before the last one end with a vote too, after which the step is READY again; their
+gradients are nobody's step, so an abort finds none in hand.
 `core.formation` says what is expected of whoever issues formations.
 """
 
@@ -25,13 +27,14 @@ from msgspec.structs import replace
 
 from everstep.core.formation import Formation, Rollback
 from everstep.core.saves import Tier, agreed
-from everstep.detect import corrupt
+from everstep.detect import audit, corrupt
 from everstep.train import resolve
 from everstep.train.kept import Commit
 from everstep.train.protocol import (
     Abort,
     Applied,
     Apply,
+    Audited,
     Began,
     CastVote,
     Command,
@@ -98,6 +101,8 @@ class Member(msgspec.Struct, frozen=True):
     serves: tuple[int, ...] = ()  # roles waiting for this worker's state
     keep: Tier = Tier.NOTHING  # how far the last commit here is to be saved
     check: bool = False  # whether the state after it is to be compared with the next vote
+    turn: int = 0  # the pass of an audited step which is under way, or comes next; 0: that which is committed
+    passes: tuple[audit.Pass, ...] = ()  # of this step that are through
     failed: tuple[Commit, ...] = ()  # kept states that could not be restored in this epoch
     round: int = 0  # of stands, in this epoch
     shards: int = 1  # the state is split into so many: role r holds shard r % shards
@@ -134,7 +139,8 @@ def _round(member: Member, event: Began | Reduced | Voted | Compared | Stood | F
             return replace(member, phase=Phase.COMPUTING), ()
         case Reduced(finite=finite, keep=keep, said=said):
             assert member.phase is Phase.COMPUTING, member
-            stand = replace(member.stand, voted_in=member.epoch, finite=finite)
+            mine = member.stand
+            stand = replace(mine, voted_in=member.epoch, finite=finite) if not member.turn else mine
             vote = CastVote(member.epoch, Vote(finite, member.prepared, keep, said))
             return replace(member, phase=Phase.VOTING, stand=stand, keep=Tier.NOTHING), (vote,)
         case Voted(votes=votes):
@@ -218,10 +224,52 @@ def _decide(member: Member, votes: tuple[Vote, ...]) -> Outcome:
     marks = [vote.said.mark for vote in votes]
     if corrupt.odd(marks, member.shards):
         return _doubt(member, votes)
+    if audits(member):
+        return _audit(member, votes)
+    return _commit(member, votes)
+
+
+def audits(member: Member) -> bool:
+    """Whether the step under way is computed more than once."""
+    return bool(member.turn or member.passes)
+
+
+def _audit(member: Member, votes: tuple[Vote, ...]) -> Outcome:
+    """Another pass, in which all act in the same epoch; or this one is committed, or nobody's state is good."""
+    told = tuple(vote.said.whole for vote in votes), tuple(vote.said.kind for vote in votes)
+    member = replace(member, passes=(*member.passes, audit.Pass(member.turn, *told)))
+    if member.turn:
+        return _once_more(member, member.turn - 1)
+    found = audit.judge(member.passes, proven=member.stand.audited >= 0)
+    if found.outcome is audit.Outcome.AGAIN:
+        return _once_more(member, audit.turns(len(votes)))
+    assert member.formation is not None
+    news = Audited(member.stand.committed, member.formation.role_of(member.worker) or 0, found)
+    if found.outcome is audit.Outcome.WRONG:
+        unsure = member.stand.unsure + (not found.sure)
+        stand = replace(member.stand, verified=member.stand.audited, unsure=unsure)
+        member, commands = _doubt(replace(member, stand=stand), votes, found)
+        return member, (news, *commands)
+    if found.outcome is audit.Outcome.ALIKE:
+        member = replace(member, stand=replace(member.stand, audited=member.stand.committed + 1, unsure=0))
+    member, commands = _commit(replace(member, passes=()), votes)
+    return member, (news, *commands)
+
+
+def _once_more(member: Member, turn: int) -> Outcome:
+    """The gradients in hand are nobody's step: nobody may roll forward with them."""
+    stand = replace(member.stand, voted_in=0, finite=True)
+    member = replace(member, phase=Phase.READY, stand=stand, turn=turn)
+    return member, (Ready(member.epoch, stand.committed),)
+
+
+def _commit(member: Member, votes: tuple[Vote, ...]) -> Outcome:
+    marks = [vote.said.mark for vote in votes]
     skipped = not all(vote.finite for vote in votes)
     goal, keep = resolve.after(_compared(member.stand, marks), skipped), agreed([vote.keep for vote in votes])
     check = keep is not Tier.NOTHING or any(vote.said.check for vote in votes)
-    member = replace(member, goal=goal, keep=keep, check=check, switching=switches(member.epoch, votes))
+    turn = int(any(vote.said.audit for vote in votes))
+    member = replace(member, goal=goal, keep=keep, check=check, turn=turn, switching=switches(member.epoch, votes))
     return _skip(member) if skipped else _apply(member)
 
 
@@ -238,14 +286,14 @@ def _compare(member: Member, votes: tuple[Vote, ...]) -> Outcome:
     return replace(member, stand=_compared(member.stand, marks), check=False), ()
 
 
-def _doubt(member: Member, votes: tuple[Vote, ...]) -> Outcome:
+def _doubt(member: Member, votes: tuple[Vote, ...], found: audit.Finding | None = None) -> Outcome:
     """Gradients of a wrong state may have changed all others by now: nobody's is good before it is known better."""
     formation = member.formation
     assert formation is not None
     mark = votes[formation.role_of(member.worker) or 0].said.mark
     stand = replace(member.stand, voted_in=0, finite=True, doubted=True, fingerprint=mark)
-    member = replace(member, phase=Phase.DOUBTING, stand=stand, keep=Tier.NOTHING, check=False)
-    return member, (DropGradients(), Doubt(member.epoch, member.stand.committed, votes))
+    member = replace(member, phase=Phase.DOUBTING, stand=stand, keep=Tier.NOTHING, check=False, turn=0, passes=())
+    return member, (DropGradients(), Doubt(member.epoch, member.stand.committed, votes, found))
 
 
 def switches(epoch: int, votes: tuple[Vote, ...]) -> bool:
@@ -261,7 +309,8 @@ def _resolve(member: Member, stands: tuple[Stand, ...]) -> Outcome:
     if mine.move is Move.LOST:
         lost = StateLost(mine.goal.committed, member.formation.floor, mine.shard)
         return replace(member, phase=Phase.LOST), (lost,)
-    return _move(replace(member, goal=mine.goal, serves=mine.serves, keep=Tier.NOTHING, check=False), mine)
+    member = replace(member, goal=mine.goal, serves=mine.serves, keep=Tier.NOTHING, check=False, turn=0, passes=())
+    return _move(member, mine)
 
 
 def known(member: Member) -> Known:

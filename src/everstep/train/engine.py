@@ -64,6 +64,7 @@ class Engine:
         self._guard = guard or Guard(0, {})
         self.communicator = Communicator(fabric)
         self._side = Communicator(fabric, index=1)  # state travels here, while the first one is at work
+        self._serving = transfer.Serving(self._side)
         self.beside = Communicator(fabric, index=2)  # for the main thread, while gradients are summed in the first one
         self._host = host
         self._report = report
@@ -71,7 +72,6 @@ class Engine:
         self._news = threading.Condition()
         self._member = commit.Member(worker)
         self._todo: deque[protocol.Command] = deque()
-        self._serving: threading.Thread | None = None
         self._unreachable: LinkError | None = None
         self._committed_s = 0.0
         self._gap_s = self._late_s = -1.0
@@ -115,6 +115,19 @@ class Engine:
     def checks(self) -> bool:
         """Whether the vote on the step under way compares the state before it."""
         return self._member.check
+
+    @property
+    def turn(self) -> int:
+        """By how many roles shares are handed on in the step under way."""
+        return self._member.turn
+
+    @property
+    def audits(self) -> bool:
+        return commit.audits(self._member)
+
+    @property
+    def unsure(self) -> int:
+        return self._member.stand.unsure
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -254,7 +267,7 @@ class Engine:
 
     def leave(self) -> None:
         """Take part in nothing any more, once a newcomer has all it was promised: what waits for others raises."""
-        self._finish_serving()
+        self._serving.finish()
         with self._news:
             self.fabric.abort(self._member.epoch, "this worker has left")
 
@@ -324,7 +337,7 @@ class Engine:
 
     def _drop_overtaken(self) -> None:
         """What was still to be done in an epoch that is over; an apply and void gradients are this worker's own."""
-        own = protocol.Apply | protocol.DropGradients | protocol.Doubt
+        own = protocol.Apply | protocol.DropGradients | protocol.Audited | protocol.Doubt
         kept = [command for command in self._todo if isinstance(command, own)]
         self._todo.clear()
         self._todo.extend(kept)
@@ -352,7 +365,7 @@ class Engine:
         try:
             match command:
                 case protocol.Switch(formation):
-                    self._finish_serving()
+                    self._serving.finish()
                     self.communicator.part()
                     self.fabric.switch(formation)
                     if self.inner is not None:
@@ -369,6 +382,8 @@ class Engine:
                     self._keep = self._member.keep
                     if self._guard.heard(epoch, step, votes, self.shards):
                         self._tell()
+                case protocol.Audited():
+                    self._guard.audit.told(command)
                 case protocol.Doubt():
                     self._doubt(command)
                 case protocol.DropGradients():
@@ -381,7 +396,7 @@ class Engine:
                 case protocol.Restore():
                     self._restore(owner, command)
                 case protocol.Serve(_, roles):
-                    self._serve(owner, roles)
+                    self._serving.begin(owner.state, roles)
                 case protocol.Leave():
                     self.communicator.part()
                     self.say(Stage.LEFT)
@@ -430,26 +445,6 @@ class Engine:
     def _gather(self, mine: T, kind: type[T]) -> tuple[T, ...]:
         said = self.communicator.all_gather_bytes(msgspec.msgpack.encode(mine))
         return tuple(msgspec.msgpack.decode(each, type=kind) for each in said)
-
-    def _serve(self, owner: Worker, roles: tuple[int, ...]) -> None:
-        """While the others compute: the state cannot change before every member took part in the next vote."""
-
-        self._finish_serving()
-        flat = owner.state()
-
-        def send() -> None:
-            try:
-                transfer.send(self._side, flat, roles)
-            except EpochBroken:
-                return
-
-        self._serving = threading.Thread(target=send, name="everstep-serve", daemon=True)
-        self._serving.start()
-
-    def _finish_serving(self) -> None:
-        if self._serving is not None:
-            self._serving.join()
-            self._serving = None
 
     # What is told ---------------------------------------------------------------------------------------
 

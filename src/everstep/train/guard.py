@@ -24,6 +24,7 @@ from everstep.plan.checking import Pace
 from everstep.state import fingerprint, naming
 from everstep.state.flatten import Stateful
 from everstep.state.local import local
+from everstep.train.audit import Audit
 from everstep.train.protocol import Doubt, Said, Vote
 
 SMALL_BYTES = 16 << 10  # tensors up to here are hashed together: a call for each would cost more than its bytes
@@ -48,6 +49,12 @@ class Position(Protocol):
     def seats(self) -> tuple[Seat, ...]: ...
     @property
     def checks(self) -> bool: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def audits(self) -> bool: ...
+    @property
+    def unsure(self) -> int: ...
 
 
 def differ(votes: Sequence[Vote], shards: int) -> bool:
@@ -56,17 +63,18 @@ def differ(votes: Sequence[Vote], shards: int) -> bool:
 
 
 class Guard:
-    """One a session. `every`: steps between two comparisons; None: as often as it is cheap, 0: never.
+    """One a session. `every`: steps between two comparisons; None: as often as is cheap, 0: never. `audit_every` too.
 
     For the main thread; `found` is read from any.
     """
 
-    def __init__(self, every: int | None, objects: Mapping[str, Stateful]) -> None:
+    def __init__(self, every: int | None, objects: Mapping[str, Stateful], audit_every: int | None = 0) -> None:
         """Raises ValueError for a number that means nothing."""
         if every is not None and every < 0:
             raise ValueError(f"check_every = {every}: a number of steps, 0 for never, None for as often as it is cheap")
         self._every, self._objects = every, objects
         self._pace = Pace(every)
+        self.audit = Audit(audit_every)
         self._voted_s = 0.0
         self._traces: dict[int, tuple[int, ...]] = {}  # by step, of all roles
         self._replay: corrupt.Replay | None = None
@@ -85,12 +93,15 @@ class Guard:
     def _on(self) -> bool:
         return self._every != 0 and self._doubts < GIVE_UP
 
-    def says(self, at: Position, settle: Callable[[], None], trace: int = 0) -> Said:
+    def says(self, at: Position, settle: Callable[[], None], trace: int = 0, whole: int | None = None) -> Said:
         """For the vote on the step under way. `settle` waits for who still reads the state."""
+        return self.audit.adds(Said() if at.turn else self._says(at, settle, trace), at, whole)
+
+    def _says(self, at: Position, settle: Callable[[], None], trace: int) -> Said:
         if not self._on or at.num_members <= at.shards:
             return Said()
         now = time.monotonic()
-        if not at.checks and self._voted_s:
+        if not at.checks and not at.audits and self._voted_s:
             self._pace.stepped(now - self._voted_s)
         mark = 0
         if at.checks:
@@ -116,6 +127,8 @@ class Guard:
 
     def heard(self, epoch: int, step: int, votes: Sequence[Vote], shards: int) -> bool:
         """What all said in the vote on this step. Whether more is known now of `found`."""
+        if votes[0].said.turn:
+            return False
         traces = tuple(vote.said.trace for vote in votes)
         marks = tuple(vote.said.mark for vote in votes)
         self._closes_in = epoch if all(vote.said.last for vote in votes) else 0
@@ -144,6 +157,11 @@ class Guard:
 
     def doubts(self, doubt: Doubt, at: Position, verified: int, gather: Callable[[bytes], list[bytes]]) -> None:
         """Replicas differ. `gather`: a round of all members, which raises EpochBroken: then details are lacking."""
+        if doubt.found is not None:
+            workers = tuple(at.seats[role].worker for role in doubt.found.roles)
+            self._replay = None
+            self.found = Corruption(doubt.epoch, doubt.step, workers, doubt.found.sure, verified=verified, audit=True)
+            return
         marks = tuple(vote.said.mark for vote in doubt.votes)
         odd = corrupt.odd(marks, at.shards)
         assert odd is not None

@@ -214,6 +214,13 @@ class Both(NamedTuple):
         self.on_device.all_reduce(tensor, op)
 
 
+def sums_of(inner: Inner | None, fabrics: Communicator, device: torch.device) -> Communicator | Inner | Both:
+    """What sums gradients: the library those it can, which may be on a device; the fabric what it is not for."""
+    if inner is None:
+        return fabrics
+    return inner if device.type == "cpu" else Both(on_host=fabrics, on_device=inner)
+
+
 def _host(endpoint: str) -> str:
     return endpoint.rpartition(":")[0].strip("[]")
 

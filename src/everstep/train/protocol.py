@@ -6,6 +6,7 @@ import msgspec
 
 from everstep.core.formation import Formation
 from everstep.core.saves import Tier
+from everstep.detect.audit import Finding
 from everstep.train.resolve import Stand
 
 
@@ -16,6 +17,10 @@ class Said(msgspec.Struct, frozen=True):
     mark: int = 0  # fingerprint of my state before this step, where it is to be compared
     trace: int = 0  # of my own gradients of this step
     last: bool = False  # after this step I leave the loop
+    audit: bool = False  # I want the next step to be audited: see `detect.audit`
+    turn: int = 0  # by how many roles shares are handed on in this pass of an audited step, which is not committed
+    whole: int = 0  # trace of all of my own gradients, in a step that is audited
+    kind: int = 0  # what I compute with, there too
 
 
 NOTHING_SAID = Said()
@@ -143,12 +148,22 @@ class Apply(msgspec.Struct, frozen=True):
 class Doubt(msgspec.Struct, frozen=True):
     """Replicas differ, and nothing is committed in this epoch any more: tell whoever makes formations what differs.
 
-    `votes`: of all members, on `step`, which was not committed.
+    `votes`: of all members, on `step`, which was not committed. `found`: replicas are alike, but an audit found wrong
+    gradients.
     """
 
     epoch: int
     step: int
     votes: tuple[Vote, ...]
+    found: Finding | None = None
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """What the audit of this step found, as every member tells this one, which has the role."""
+
+    step: int
+    role: int
+    found: Finding
 
 
 class DropGradients(msgspec.Struct, frozen=True):
@@ -225,6 +240,7 @@ Command = (
     | CastVote
     | Apply
     | Doubt
+    | Audited
     | DropGradients
     | Fetch
     | Restore

@@ -87,6 +87,17 @@ class Reducer:
         traces = [bucket.trace for bucket in self._buckets]
         return hash(tuple(traces)) & WORD if all(traces) else 0
 
+    @property
+    def whole(self) -> int | None:
+        """Hash of all of them. 0: `audit` did not ask for it."""
+        hashes = [bucket.whole for bucket in self._buckets]
+        return hash(tuple(hashes)) & WORD if all(hashes) else 0
+
+    def audit(self, wanted: bool) -> None:
+        """Between `begin` and the first gradient: hash all of this member's own gradients of the step, or not."""
+        for bucket in self._buckets:
+            bucket.hashes = wanted
+
     # A step -----------------------------------------------------------------------------------------------
 
     def begin(self, weight: float = 1.0) -> None:
@@ -263,6 +274,8 @@ class Reducer:
         self._collective.all_reduce_shared(self._marks, Op.MAX)
         fresh = self._marks.tolist()
         finite = True
+        self.audit(False)  # beside fresh ones there are sums, in which the order of members shows
+        wholes = [bucket.whole for bucket in self._buckets]
         for bucket in self._buckets:
             if not any(fresh[slot.number] for slot in bucket.slots):
                 continue
@@ -274,6 +287,8 @@ class Reducer:
             for slot, (gradient, value) in zip(old, kept, strict=True):
                 slot.view.copy_(value)
                 slot.parameter.grad = gradient
+        for bucket, whole in zip(self._buckets, wholes, strict=True):
+            bucket.whole = whole
         self._touched = bytearray(len(self._parameters))
         return finite
 

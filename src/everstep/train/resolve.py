@@ -51,6 +51,8 @@ class Stand(msgspec.Struct, frozen=True, tag=True):
     kept: tuple[Kept, ...] = ()  # what its node can give back
     verified: int = -1  # the newest step whose states were compared, and replicas found alike
     doubted: bool = False  # replicas differ: this state may be wrong, and kept ones of steps after `verified`
+    audited: int = -1  # the newest step up to which an audit found that all compute rightly
+    unsure: int = 0  # audits since then that found wrong gradients and could not say whose
 
     @property
     def era(self) -> int:
@@ -169,6 +171,8 @@ def after(stand: Stand, skipped: bool) -> Stand:
         skipped=skipped,
         rollbacks=stand.rollbacks,
         verified=stand.verified,
+        audited=stand.audited,
+        unsure=stand.unsure,
     )
 
 
@@ -199,7 +203,7 @@ def _forget(stand: Stand) -> Stand:
 
 
 def _back(stands: Sequence[Stand], known: Known) -> tuple[Resolved, ...]:
-    trusted = max(stand.verified for stand in stands)
+    trusted = max(stand.verified for stand in stands if stand.doubted)
     image = _newest(stands, known, trusted)
     holds = [_counts(stands, role, known.shards) for role in range(len(stands))]
     if image is None and any(holds):
@@ -233,7 +237,16 @@ def _newest(stands: Sequence[Stand], known: Known, trusted: int | None = None) -
 def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
     """All restore, who holds that step too: nothing proves that it is the same commit."""
     rollbacks = went_back(_rollbacks(stands, known), Rollback(known.epoch, image.step))
-    goal = Stand(image.step, commit_epoch=image.epoch, rollbacks=rollbacks, verified=image.step)
+    audited = min(image.step, max(stand.audited for stand in stands))
+    unsure = max(stand.unsure for stand in stands)
+    goal = Stand(
+        image.step,
+        commit_epoch=image.epoch,
+        rollbacks=rollbacks,
+        verified=image.step,
+        audited=audited,
+        unsure=unsure,
+    )
     places = keeping.places([stand.kept for stand in stands], image)
     return tuple(Resolved(Move.RESTORE, goal, places=places[role]) for role in range(len(stands)))
 
@@ -251,8 +264,19 @@ def _compare(stands: Sequence[Stand], holds: Sequence[bool], shards: int) -> tup
         sources.append(alike[0] if alike else None)
         for role in alike:
             moves[role] = Move.KEEP
-    goal = Stand(goal.committed, commit_epoch=goal.commit_epoch, rollbacks=goal.rollbacks, verified=goal.verified)
-    return goal, moves, sources
+    return _settled(replace(goal, unsure=max(stand.unsure for stand in stands))), moves, sources
+
+
+def _settled(stand: Stand) -> Stand:
+    """Without what belongs to this epoch only."""
+    return Stand(
+        stand.committed,
+        commit_epoch=stand.commit_epoch,
+        rollbacks=stand.rollbacks,
+        verified=stand.verified,
+        audited=stand.audited,
+        unsure=stand.unsure,
+    )
 
 
 def _rollbacks(stands: Iterable[Stand], known: Known) -> tuple[Rollback, ...]:

@@ -45,12 +45,12 @@ from everstep.train.buffers import share
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
 from everstep.train.guard import Guard
-from everstep.train.inner import Both, Inner, library_of
+from everstep.train.inner import Inner, library_of, sums_of
 from everstep.train.keeping import Keeping
 from everstep.train.metered import Metered
 from everstep.train.metrics import Where, metrics_of
 from everstep.train.randomness import reseed
-from everstep.train.reducer import Collective, Reducer
+from everstep.train.reducer import Reducer
 from everstep.train.saving import Saving, saving_of
 from everstep.train.undo import Undo
 
@@ -70,6 +70,7 @@ def session(
     library: str | None = None,
     checkpoints: str | Path | Saving | None = None,
     check_every: int | None = None,
+    audit_every: int | None = None,
 ) -> Session:
     """The job's session of this process.
 
@@ -79,9 +80,10 @@ def session(
     checkpoints: a folder or URL where the state is saved, and from which a later run of the script goes on; or a
     `Saving`, which says how often as well. None: under `everstep run` it is kept in the nodes' memory only.
     check_every: steps between two comparisons of replicas, which find a flipped bit; None: as often as 0.5 % of the
-    step time permits, 0: never. Each state that is saved is compared too.
+    step time permits, 0: never. Each state that is saved is compared too. audit_every: steps between two that are
+    computed twice, which finds a member that computes wrong gradients; None: about 2,000, 0: never.
     """
-    return Session(seed, log_file, library, saving_of(checkpoints), check_every)
+    return Session(seed, log_file, library, saving_of(checkpoints), check_every, audit_every)
 
 
 class Stopped(SystemExit):
@@ -98,11 +100,12 @@ class Session:
         library: str | None = None,
         saving: Saving | None = None,
         check_every: int | None = None,
+        audit_every: int | None = None,
     ) -> None:
         self.seed = seed
         self._objects: dict[str, Stateful] = {}
         self._keeping = Keeping(saving or Saving(), self._objects)
-        self._guard = Guard(check_every, self._objects)
+        self._guard = Guard(check_every, self._objects, audit_every)
         self._current: Step | None = None
         self._opened = False
         self._batches: set[Batches] = set()  # that steps took shares of
@@ -230,8 +233,9 @@ class Session:
 
     @property
     def role(self) -> int:
-        """This member's place among the members of the present epoch."""
-        return self._engine.role
+        """This member's place among the members of the present epoch; in an audited step, whose share it computes."""
+        turn = self._current.turn if self._current is not None and self._current.active else 0
+        return (self._engine.role + turn) % self._engine.num_members if turn else self._engine.role
 
     @property
     def num_members(self) -> int:
@@ -324,7 +328,8 @@ class Session:
         parameters = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
         sharded = [parameter for parameter in parameters if is_sharded(parameter)]
         plain = [parameter for parameter in parameters if not is_sharded(parameter)]
-        fabric, sums = self._engine.fabric, self._sums()
+        fabric, inner = self._engine.fabric, self._engine.inner
+        sums = sums_of(inner, self._engine.communicator, self.device)
         if not sharded:
             return Reducer(plain, fabric, sums)
         from everstep.train.sharded import Sharded
@@ -335,13 +340,6 @@ class Session:
         modules = [thing for thing in self._objects.values() if isinstance(thing, torch.nn.Module)]
         rest = Reducer(plain, fabric, sums) if plain else None
         return Sharded(modules, sharded, mesh.size(1), rest)
-
-    def _sums(self) -> Collective:
-        """What sums gradients: the library those it can, which may be on a device; the fabric what it is not for."""
-        inner, fabrics = self._engine.inner, self._engine.communicator
-        if inner is None:
-            return fabrics
-        return inner if self.device.type == "cpu" else Both(on_host=fabrics, on_device=inner)
 
     def _formation(self, formation: Formation) -> None:
         self._engine.receive(formation)
@@ -365,7 +363,7 @@ class Step:
         self.committed = False
         self.entered = False
         self._run = run
-        self.active = False
+        self.active, self.turn = False, 0
         self._reduced: bool | None = None  # whether the reduced gradients are finite; None: not reduced yet
         self._voted = False
         self._stepped: list[torch.optim.Optimizer] = []
@@ -376,8 +374,10 @@ class Step:
         if self.entered:
             raise ValueError(f"step {self.index} was entered twice")
         self.entered = self.active = True
+        self.turn = run._engine.turn
         run._undo.begin()
         run._reducer.begin(1 / run.num_members)  # a mean, unless `share` weighs
+        run._reducer.audit(run._engine.audits)
         reseed(run.seed, self.index, run.role)
         run._engine.began()
         run._keeping.began()
@@ -456,7 +456,7 @@ class Step:
 
     def _vote(self, finite: bool) -> bool:
         run = self._run
-        said = run._guard.says(run._engine, run._keeping.before_change, run._reducer.trace)
+        said = run._guard.says(run._engine, run._keeping.before_change, run._reducer.trace, run._reducer.whole)
         apply = run._engine.vote(finite, run._keeping.wish(), said)
         self._voted = True
         if not apply:

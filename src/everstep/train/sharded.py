@@ -117,6 +117,10 @@ class Sharded:
         if self._plain is not None:
             self._plain.drop()
 
+    whole: int | None = None  # there are no audits of sharded models
+
+    def audit(self, wanted: bool) -> None: ...
+
     @property
     def trace(self) -> int:
         """As `Reducer.trace`. With one shard FSDP sums where nobody can look."""

@@ -6,11 +6,13 @@ in the next vote. What a forward pass may change (buffers, the user's objects) i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from everstep.comms.collectives import Communicator
+from everstep.core.errors import EpochBroken
 from everstep.probe import boot
 from everstep.state import flatten
 from everstep.state.flatten import Flat, Stateful
@@ -56,3 +58,30 @@ def receive(communicator: Communicator, objects: Mapping[str, Stateful], source:
     for tensor in tensors:
         communicator.recv(tensor, source, TAG)
     flatten.apply(objects, header, tensors)
+
+
+class Serving:
+    """Sends in a thread of its own, while the others compute: the state cannot change before every member took part in
+    the next vote."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._thread: threading.Thread | None = None
+
+    def begin(self, state: Callable[[], Flat], roles: Sequence[int]) -> None:
+        self.finish()
+        flat = state()
+
+        def run() -> None:
+            try:
+                send(self._communicator, flat, roles)
+            except EpochBroken:
+                return
+
+        self._thread = threading.Thread(target=run, name="everstep-serve", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None

@@ -7,7 +7,8 @@ each commit, with a digest of all state.
 --fault WHAT@STEP:ROLE lets one member fail there, once for a run: raise, leave (the loop, with exit code 0, after the
 commit), vanish (os._exit), sleep, die (before the vote), die-middle (after its first micro-batch), die-reduce (up to
 8 ms after its last backward began), die-soon (up to 2 ms after the vote began), die-apply, die-block (in the block,
-after the commit), flip-parameter, flip-moment, flip-gradient (a bit of it). --leave STEP: all leave the loop after it.
+after the commit), flip-parameter, flip-moment, flip-gradient (a bit of it), wrong (from there on this process flips a
+bit in its own gradient of each backward, whatever its role). --leave STEP: all leave the loop after it.
 --bug STEP: all members raise there, always.
 """
 
@@ -65,12 +66,25 @@ def flip_state(comes: Callable[[str], bool], model: nn.Sequential, optimizer: to
         flip(weight, bit=0)
     if comes("flip-moment"):
         flip(optimizer.state[weight]["exp_avg"], bit=12)
+    if comes("wrong"):
+        be_wrong(weight)
 
 
 def flip_gradient(comes: Callable[[str], bool], model: nn.Sequential) -> None:
     """Of the whole batch: it is summed by now."""
     if comes("flip-gradient"):
         flip(model[0].bias.grad, bit=22)  # type: ignore[arg-type]
+
+
+def be_wrong(weight: torch.Tensor) -> None:
+    """From now on, in this process: a bit of what backward has computed is another one before it is summed."""
+
+    def flipped(gradient: torch.Tensor) -> torch.Tensor:
+        wrong = gradient.clone()
+        flip(wrong, bit=18)
+        return wrong
+
+    weight.register_hook(flipped)  # type: ignore[no-untyped-call]
 
 
 def die() -> None:
@@ -142,6 +156,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bug", type=int, default=-1)
     parser.add_argument("--leave", type=int, default=-1)
     parser.add_argument("--check-every", type=int)
+    parser.add_argument("--audit-every", type=int)
+    parser.add_argument("--fixed", action="store_true", help="the number of members may not change")
     add_saving(parser)
     return parser.parse_args()
 
@@ -154,6 +170,10 @@ def add_saving(parser: argparse.ArgumentParser) -> None:
 
 def saving(args: argparse.Namespace) -> everstep.Saving:
     return everstep.Saving(args.checkpoints, every=args.every, memory_every=args.memory_every)
+
+
+def comparing(args: argparse.Namespace) -> dict[str, Any]:
+    return {"check_every": args.check_every, "audit_every": args.audit_every}
 
 
 def start_child(out: Path) -> None:
@@ -189,9 +209,10 @@ def main() -> None:
     commits = (args.out / f"commits-{os.getpid()}.jsonl").open("w")
     metrics = args.out / "metrics.jsonl"
     with everstep.session(
-        seed=11, log_file=metrics, library=args.library, checkpoints=saving(args), check_every=args.check_every
+        seed=11, log_file=metrics, library=args.library, checkpoints=saving(args), **comparing(args)
     ) as run:
         run.protect(model=model, optimizer=optimizer, schedule=schedule)
+        assert not args.fixed or run.group
         at = {"step": -1, "role": -1}
 
         def comes(what: str) -> bool:
