@@ -2,13 +2,8 @@
 
     python benchmarks/observability_journal.py [--quick | --full] [--json]
 
-<<<<<<< HEAD
-1,000 workers, a save every half an hour, five crashes a day (long_journal.py). --full writes 45 days, more than 10
-GB, and needs as much room in the folder for temporary files; --quick writes one day and multiplies its size by 30.
-=======
 1,000 workers, a save every half an hour, five crashes a day (long_journal.py). --full writes 45 days, more than 10 GB,
 and needs as much room in the folder for temporary files; --quick writes one day and multiplies its size by 30.
->>>>>>> main
 """
 
 from __future__ import annotations
