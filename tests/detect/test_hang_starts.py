@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.core.types import EpochPlan, Member, NodeProgress, Phase, Verdict, WorkerProgress
-from everstep.detect.hang import HangDetector
+from everstep.detect.hang import HangDetector, HangState
 from everstep.detect.starts import Start, Starting
 from everstep.detect.timeouts import START_FLOOR_S, Learned, Limits
 
@@ -22,7 +22,8 @@ class Job:
     """Two members of one worker each, epoch after epoch, on one detector."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
-        self.detector, self.state, self.now, self.steps = HangDetector(limits), None, 0.0, 0
+        self.detector, self.now, self.steps = HangDetector(limits), 0.0, 0
+        self.state: HangState | None = None
         self.lives = ["a", "b"]
 
     def form(self, *who: str) -> None:
@@ -50,7 +51,7 @@ class Job:
             step = more.get("step", 0)
             known = {"phase": Phase.TRAIN if step else Phase.START, "step": step, "total_step": step}
             ages = {"phase_age_s": age_s, "step_age_s": age_s, "life_age_s": age_s}
-            worker = WorkerProgress(**{"rank": rank, "local_rank": 0} | known | ages | more)  # type: ignore[arg-type]
+            worker = WorkerProgress(**{"rank": rank, "local_rank": 0} | known | ages | more)
             message = NodeProgress(f"node{rank}", self.lives[rank], self.state.plan.epoch, self.now, (worker,))
             self.state, output = self.detector.step(self.state, message, self.now)
             verdict = verdict or (output if isinstance(output, Verdict) else None)
@@ -177,7 +178,7 @@ def test_the_coldest_member_makes_the_kind(workers: list[tuple[str, dict[str, An
     for node, more in workers:
         known = {"rank": 0, "local_rank": 0, "step": 0, "total_step": 0, "phase": Phase.START}
         ages = {"phase_age_s": 0.0, "step_age_s": 0.0, "life_age_s": 0.0}
-        starting = starting.saw(node, WorkerProgress(**known | ages | more))  # type: ignore[arg-type]
+        starting = starting.saw(node, WorkerProgress(**known | ages | more))
     assert starting.kind is kind
     assert Starting({}, True, starting.coldest, starting.survived).kind is Start.FIRST
 
