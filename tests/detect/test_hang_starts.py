@@ -45,6 +45,7 @@ class Job:
 
     def told(self, age_s: float, *workers: dict[str, Any]) -> Verdict | None:
         assert self.state is not None and self.state.plan is not None
+        epoch = self.state.plan.epoch
         self.now += EVERY_S
         verdict = None
         for rank, more in enumerate(workers):
@@ -52,7 +53,7 @@ class Job:
             known = {"phase": Phase.TRAIN if step else Phase.START, "step": step, "total_step": step}
             ages = {"phase_age_s": age_s, "step_age_s": age_s, "life_age_s": age_s}
             worker = WorkerProgress(**{"rank": rank, "local_rank": 0} | known | ages | more)
-            message = NodeProgress(f"node{rank}", self.lives[rank], self.state.plan.epoch, self.now, (worker,))
+            message = NodeProgress(f"node{rank}", self.lives[rank], epoch, self.now, (worker,))
             self.state, output = self.detector.step(self.state, message, self.now)
             verdict = verdict or (output if isinstance(output, Verdict) else None)
         return verdict
