@@ -152,9 +152,27 @@ def may_hold(job: Job, worker: str) -> bool:
     return worker in job.founders or (session is not None and session.committed >= 0)
 
 
-def survivors(job: Job, formation: Formation) -> list[str]:
-    """Members of the newest formation which can go on. Who was yet to leave may have missed steps of it."""
+def living(job: Job, formation: Formation) -> list[str]:
+    """Members of the newest formation which may hold the state. Who was yet to leave may have missed steps of it."""
     return [s.worker for s in formation.seats if alive(job, s.worker) and may_hold(job, s.worker)]
+
+
+def survivors(job: Job, formation: Formation) -> list[str]:
+    """Who can go on; nobody, where a formation overtaken since may be acted in without any of them.
+
+    So it is when a change was withdrawn, its leavers are seated again, and all who were to stay are out of sight: these
+    may have made the change before they heard that it was withdrawn, and commit steps that the leavers know nothing of.
+    """
+    found = living(job, formation)
+    known = all(any(_follows(job, worker, former) for worker in found) for former in job.superseded)
+    return found if known else []
+
+
+def _follows(job: Job, worker: str, former: Formation) -> bool:
+    """No step of `former` escapes it: none is made without it, or it made one of an epoch after all had left that."""
+    session = sessions_of(job).get(worker)
+    later = session is not None and session.resumed and session.epoch > former.epoch
+    return later or former.role_of(worker) is not None
 
 
 def first(job: Job, epoch: int) -> Formation | None:
@@ -252,13 +270,15 @@ def adopted(job: Job, formation: Formation) -> bool:
 
 
 def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ...]:
-    """Those of which no member said yet that it acts in a later one."""
-    sessions = sessions_of(job)
-    return tuple(
-        formation
-        for formation in formations
-        if not any(s.worker in sessions and sessions[s.worker].epoch > formation.epoch for s in formation.seats)
-    )
+    """Those which may still be acted in: no member has ended, or said that it acts in a later one."""
+    assert job.plan is not None
+    sessions, plan = sessions_of(job), job.plan
+
+    def left(worker: str, epoch: int) -> bool:
+        later = worker in sessions and sessions[worker].epoch > epoch
+        return later or rank_of(plan, worker) in job.ended
+
+    return tuple(f for f in formations if not any(left(seat.worker, f.epoch) for seat in f.seats))
 
 
 def sessions_of(job: Job) -> Mapping[str, SessionReport]:
