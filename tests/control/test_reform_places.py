@@ -223,6 +223,13 @@ def test_who_was_to_leave_goes_on_when_one_who_was_to_stay_heard_that_the_change
     assert world.seated() == ["n2/1#0"] and world.job.stage is JobStage.RESEATING
 
 
+def test_without_those_who_may_have_made_the_change_a_hang_is_counted_once() -> None:
+    world = withdrawn_change()
+    restarts = world.job.restarts
+    world.hang(0, "n1")
+    assert world.job.epoch == 2 and world.job.restarts == restarts + 1
+
+
 def test_a_newcomer_whose_node_does_not_stop_holds_up_the_end_of_the_job_for_its_grace_only() -> None:
     world = World(spec=spec(max_nodes=3)).running()
     world.join("n3")

@@ -118,9 +118,7 @@ def hung(draft: Draft, verdict: Verdict) -> bool:
         ranks = _not_waiting(job, formation, ranks)
         if not ranks:
             return True
-    if not ranks:
-        return False
-    if all(seats.rank_of(job.plan, worker) in ranks for worker in seats.survivors(job, formation)):
+    if not ranks or not seats.survivors(job, formation, without=ranks):
         return False
     draft.open_incident(verdict.kind, verdict.culprits, verdict.why, counts=True)
     verdicts.charge(draft)

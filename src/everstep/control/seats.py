@@ -8,7 +8,7 @@ leavers change the seats as planned, one formation at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -157,13 +157,14 @@ def living(job: Job, formation: Formation) -> list[str]:
     return [s.worker for s in formation.seats if alive(job, s.worker) and may_hold(job, s.worker)]
 
 
-def survivors(job: Job, formation: Formation) -> list[str]:
-    """Who can go on; nobody, where a formation overtaken since may be acted in without any of them.
+def survivors(job: Job, formation: Formation, without: Collection[int] = ()) -> list[str]:
+    """Who can go on `without` these ranks; nobody, where a formation overtaken since may be acted in by others alone.
 
     So it is when a change was withdrawn, its leavers are seated again, and all who were to stay are out of sight: these
     may have made the change before they heard that it was withdrawn, and commit steps that the leavers know nothing of.
     """
-    found = living(job, formation)
+    assert job.plan is not None
+    found = [worker for worker in living(job, formation) if rank_of(job.plan, worker) not in without]
     known = all(any(_follows(job, worker, former) for worker in found) for former in job.superseded)
     return found if known else []
 
@@ -271,14 +272,23 @@ def adopted(job: Job, formation: Formation) -> bool:
 
 def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ...]:
     """Those which may still be acted in: no member has ended, or said that it acts in a later one."""
-    assert job.plan is not None
-    sessions, plan = sessions_of(job), job.plan
+    sessions = sessions_of(job)
 
     def left(worker: str, epoch: int) -> bool:
-        later = worker in sessions and sessions[worker].epoch > epoch
-        return later or rank_of(plan, worker) in job.ended
+        return (worker in sessions and sessions[worker].epoch > epoch) or _ended(job, worker)
 
     return tuple(f for f in formations if not any(left(seat.worker, f.epoch) for seat in f.seats))
+
+
+def _ended(job: Job, worker: str) -> bool:
+    """It is known how it ended; its place may have a next life since."""
+    assert job.plan is not None
+    if rank_of(job.plan, worker) in job.ended:
+        return True
+    name, local_rank, life = place(worker)
+    workers = job.nodes[name].report.workers if name in job.nodes else ()
+    here = next((each for each in workers if each.local_rank == local_rank), None)
+    return here is not None and (here.life > life or (here.life == life and here.exit is not None))
 
 
 def sessions_of(job: Job) -> Mapping[str, SessionReport]:
