@@ -200,7 +200,6 @@ def withdrawn_change() -> World:
     assert world.seated() == ["n1/0#0"]
     world.die("n2/0#0")
     assert world.seated() == ["n1/0#0", "n2/1#0"] and world.job.formation.abort
-    world.say("n2/1#0", Stage.MEMBER, world.job.formation.epoch)
     return world
 
 
@@ -208,6 +207,7 @@ def test_who_was_to_leave_does_not_go_on_without_those_who_may_have_made_the_cha
     """n1 is cut off, and may have made the change before it heard that it was withdrawn: both could commit."""
     world = withdrawn_change()
     withdrawal = world.job.formation
+    world.say("n2/1#0", Stage.MEMBER, withdrawal.epoch)
     world.lose("n1", NodeLoss.SILENT)
     assert world.job.formation == withdrawal and world.job.stage is JobStage.EVICTING
     world.tick(30.0)
@@ -221,6 +221,22 @@ def test_who_was_to_leave_goes_on_when_one_who_was_to_stay_heard_that_the_change
     world.say("n1/0#0", Stage.MEMBER, world.job.formation.epoch)
     world.lose("n1", NodeLoss.SILENT)
     assert world.seated() == ["n2/1#0"] and world.job.stage is JobStage.RESEATING
+
+
+def test_who_was_to_leave_goes_on_when_the_end_of_one_who_was_to_stay_is_known() -> None:
+    """Without it the change came to nothing, or is known by the step that it ended at."""
+    world = World(nodes=3, spec=spec(max_nodes=3)).running()
+    for place in ("n3/0", "n2/0", "n2/1"):
+        world.feed(e.DrainAsked(place))
+    world.settle()
+    world.say("n3/0#0", Stage.LEFT, 1)
+    world.die("n3/0#0", ExitCause.OK, "")
+    world.follow()
+    assert world.seated() == ["n1/0#0", "n1/1#0", "n3/1#0"]
+    world.die("n1/1#0")
+    world.lose("n1", NodeLoss.SILENT)
+    world.lose("n3", NodeLoss.SILENT)
+    assert world.seated() == ["n2/0#0", "n2/1#0"] and world.job.stage is JobStage.RESEATING
 
 
 def test_without_those_who_may_have_made_the_change_a_hang_is_counted_once() -> None:
