@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from reform_harness import World, spec
 
 from everstep.control import node as n
@@ -223,8 +224,9 @@ def test_who_was_to_leave_goes_on_when_one_who_was_to_stay_heard_that_the_change
     assert world.seated() == ["n2/1#0"] and world.job.stage is JobStage.RESEATING
 
 
-def test_who_was_to_leave_goes_on_when_the_end_of_one_who_was_to_stay_is_known() -> None:
-    """Without it the change came to nothing, or is known by the step that it ended at."""
+@pytest.mark.parametrize("last_hears", [False, True])
+def test_who_was_to_leave_goes_on_when_of_all_who_were_to_stay_it_is_known_how_far_they_came(last_hears: bool) -> None:
+    """One ended, one heard of the withdrawal: no more steps are made, but the last one may have made one more."""
     world = World(nodes=3, spec=spec(max_nodes=3)).running()
     for place in ("n3/0", "n2/0", "n2/1"):
         world.feed(e.DrainAsked(place))
@@ -234,9 +236,12 @@ def test_who_was_to_leave_goes_on_when_the_end_of_one_who_was_to_stay_is_known()
     world.follow()
     assert world.seated() == ["n1/0#0", "n1/1#0", "n3/1#0"]
     world.die("n1/1#0")
+    for worker in ("n1/0#0", "n3/1#0")[: 1 + last_hears]:
+        world.say(worker, Stage.MEMBER, world.job.formation.epoch)
     world.lose("n1", NodeLoss.SILENT)
     world.lose("n3", NodeLoss.SILENT)
-    assert world.seated() == ["n2/0#0", "n2/1#0"] and world.job.stage is JobStage.RESEATING
+    goes_on = world.seated() == ["n2/0#0", "n2/1#0"] and world.job.stage is JobStage.RESEATING
+    assert goes_on == last_hears and (goes_on or world.job.stage is JobStage.EVICTING)
 
 
 def test_without_those_who_may_have_made_the_change_a_hang_is_counted_once() -> None:

@@ -271,13 +271,16 @@ def adopted(job: Job, formation: Formation) -> bool:
 
 
 def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ...]:
-    """Those which may still be acted in: no member has ended, or said that it acts in a later one."""
+    """Those of which not everything is known: some member has not ended, nor said that it acts in a later one.
+
+    One that left shows that no more steps are made, but another may have committed the last one, and be out of sight.
+    """
     sessions = sessions_of(job)
 
     def left(worker: str, epoch: int) -> bool:
         return (worker in sessions and sessions[worker].epoch > epoch) or _ended(job, worker)
 
-    return tuple(f for f in formations if not any(left(seat.worker, f.epoch) for seat in f.seats))
+    return tuple(f for f in formations if not all(left(seat.worker, f.epoch) for seat in f.seats))
 
 
 def _ended(job: Job, worker: str) -> bool:
