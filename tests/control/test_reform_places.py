@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from reform_harness import World, spec
 
 from everstep.control import node as n
@@ -185,3 +186,81 @@ def test_what_is_said_of_an_older_life_is_not_taken_for_the_last_ones_end() -> N
     world.feed(e.NodeReported(msgspec.structs.replace(report, seq=report.seq + 1, workers=tuple(late))))
     assert world.said(e.WorkerEnded) == before
     assert world.job.departed[3].message == "second"
+
+
+def withdrawn_change() -> World:
+    """n1/0 was to go on alone; one of the two that were to leave died, so all who are left are seated again."""
+    world = World().running()
+    world.feed(e.DrainAsked("n1/1"))
+    world.feed(e.DrainAsked("n2/0"))
+    world.feed(e.DrainAsked("n2/1"))
+    world.settle()
+    world.say("n1/1#0", Stage.LEFT, 1)
+    world.die("n1/1#0", ExitCause.OK, "")
+    world.follow()
+    assert world.seated() == ["n1/0#0"]
+    world.die("n2/0#0")
+    assert world.seated() == ["n1/0#0", "n2/1#0"] and world.job.formation.abort
+    return world
+
+
+def test_who_was_to_leave_does_not_go_on_without_those_who_may_have_made_the_change() -> None:
+    """n1 is cut off, and may have made the change before it heard that it was withdrawn: both could commit."""
+    world = withdrawn_change()
+    withdrawal = world.job.formation
+    world.say("n2/1#0", Stage.MEMBER, withdrawal.epoch)
+    world.lose("n1", NodeLoss.SILENT)
+    assert world.job.formation == withdrawal and world.job.stage is JobStage.EVICTING
+    world.tick(30.0)
+    assert world.job.stage is JobStage.EVICTING
+    world.tick(700.0)  # n1 has surely stopped by itself
+    assert world.job.stage is not JobStage.EVICTING
+
+
+def test_who_was_to_leave_goes_on_when_one_who_was_to_stay_heard_that_the_change_was_withdrawn() -> None:
+    world = withdrawn_change()
+    world.say("n1/0#0", Stage.MEMBER, world.job.formation.epoch)
+    world.lose("n1", NodeLoss.SILENT)
+    assert world.seated() == ["n2/1#0"] and world.job.stage is JobStage.RESEATING
+
+
+@pytest.mark.parametrize("last_hears", [False, True])
+def test_who_was_to_leave_goes_on_when_of_all_who_were_to_stay_it_is_known_how_far_they_came(last_hears: bool) -> None:
+    """One ended, one heard of the withdrawal: no more steps are made, but the last one may have made one more."""
+    world = World(nodes=3, spec=spec(max_nodes=3)).running()
+    for place in ("n3/0", "n2/0", "n2/1"):
+        world.feed(e.DrainAsked(place))
+    world.settle()
+    world.say("n3/0#0", Stage.LEFT, 1)
+    world.die("n3/0#0", ExitCause.OK, "")
+    world.follow()
+    assert world.seated() == ["n1/0#0", "n1/1#0", "n3/1#0"]
+    world.die("n1/1#0")
+    for worker in ("n1/0#0", "n3/1#0")[: 1 + last_hears]:
+        world.say(worker, Stage.MEMBER, world.job.formation.epoch)
+    world.lose("n1", NodeLoss.SILENT)
+    world.lose("n3", NodeLoss.SILENT)
+    goes_on = world.seated() == ["n2/0#0", "n2/1#0"] and world.job.stage is JobStage.RESEATING
+    assert goes_on == last_hears and (goes_on or world.job.stage is JobStage.EVICTING)
+
+
+def test_without_those_who_may_have_made_the_change_a_hang_is_counted_once() -> None:
+    world = withdrawn_change()
+    restarts = world.job.restarts
+    world.hang(0, "n1")
+    assert world.job.epoch == 2 and world.job.restarts == restarts + 1
+
+
+def test_a_newcomer_whose_node_does_not_stop_holds_up_the_end_of_the_job_for_its_grace_only() -> None:
+    world = World(spec=spec(max_nodes=3)).running()
+    world.join("n3")
+    world.settle()
+    world.say("n3/0#0", Stage.READY)
+    assert "n3/0#0" in world.seated()
+    del world.nodes["n3"]  # it hears nothing any more
+    for worker in ALL:
+        world.die(worker, ExitCause.OK, "")
+    world.tick(5.5)
+    assert world.job.outcome is None
+    world.tick(1.0)
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK

@@ -454,3 +454,6 @@ def test_a_restore_is_void_until_all_have_told_of_it() -> None:
     assert commands == (p.DropGradients(), p.Fetch(7, 0, goal))
     lost, _ = after(failed, p.Stood(7, (Stand(failed=((6, 3),)), Stand(failed=((6, 3),), kept=kept_by_a.kept))))
     assert lost.phase is Phase.LOST
+    before = (Rollback(5, 8),)  # going back to step 6 makes it needless, unless that fails
+    member, _ = after(Member("b"), *first[:2], p.Stood(7, (replace(kept_by_a, rollbacks=before), Stand(fresh=True))))
+    assert member.stand == Stand(rollbacks=before) and member.goal == goal

@@ -198,6 +198,19 @@ def test_what_nobody_could_restore_is_left_out() -> None:
     assert {r.move for r in resolve((failed, Stand(failed=((4, 1),))), Known(floor=8, shards=2, epoch=9))} == {LOST}
 
 
+def test_what_was_thrown_away_stays_so_when_a_restore_does_not_work_out() -> None:
+    """Going back to step 2 makes it needless to know that steps after 2 were thrown away once; until it fails."""
+    known = Known(floor=3, epoch=5, rollbacks=(Rollback(4, 2),))
+    images = Kept(3, 0, 1, epoch=3), Kept(2, DISK, 1, epoch=3)  # step 3 of epoch 3 was thrown away in epoch 4
+    (first,) = resolve((keeping(FRESH, *images),), known)
+    assert (first.move, first.goal.rollbacks, first.former) == (RESTORE, (Rollback(5, 2),), (Rollback(4, 2),))
+    for heard in (known, replace(known, rollbacks=())):
+        failed = Stand(rollbacks=first.former, failed=((2, 3),), kept=images)
+        assert {r.move for r in resolve((failed,), heard)} == {LOST}
+    worked = Stand(2, 3, rollbacks=first.goal.rollbacks, restored=True, kept=images)  # of one shard; not of the other
+    assert {r.move for r in resolve((worked, failed), replace(known, shards=2))} == {LOST}
+
+
 # Replicas that differ ------------------------------------------------------------------------------------
 
 

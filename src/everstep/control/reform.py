@@ -103,6 +103,8 @@ def why_over(job: Job) -> str:
     """Why `react` told to evict: whoever survives has waited for the others in vain, or holds no state."""
     if job.short_since_s and job.formation is not None and seats.survivors(job, job.formation):
         return f"waited {job.spec.join_timeout_s:.0f} s for {roles.waits_for(job)}"
+    if job.formation is not None and seats.living(job, job.formation):
+        return "who is left may have missed steps of members that are out of sight"
     return "nobody who holds the state is left"
 
 
@@ -116,9 +118,7 @@ def hung(draft: Draft, verdict: Verdict) -> bool:
         ranks = _not_waiting(job, formation, ranks)
         if not ranks:
             return True
-    if not ranks:
-        return False
-    if all(seats.rank_of(job.plan, worker) in ranks for worker in seats.survivors(job, formation)):
+    if not ranks or not seats.survivors(job, formation, without=ranks):
         return False
     draft.open_incident(verdict.kind, verdict.culprits, verdict.why, counts=True)
     verdicts.charge(draft)

@@ -8,7 +8,7 @@ leavers change the seats as planned, one formation at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -191,9 +191,28 @@ def may_hold(job: Job, worker: str) -> bool:
     return worker in job.founders or (session is not None and session.committed >= 0)
 
 
-def survivors(job: Job, formation: Formation) -> list[str]:
-    """Members of the newest formation which can go on. Who was yet to leave may have missed steps of it."""
+def living(job: Job, formation: Formation) -> list[str]:
+    """Members of the newest formation which may hold the state. Who was yet to leave may have missed steps of it."""
     return [s.worker for s in formation.seats if alive(job, s.worker) and may_hold(job, s.worker)]
+
+
+def survivors(job: Job, formation: Formation, without: Collection[int] = ()) -> list[str]:
+    """Who can go on `without` these ranks; nobody, where a formation overtaken since may be acted in by others alone.
+
+    So it is when a change was withdrawn, its leavers are seated again, and all who were to stay are out of sight: these
+    may have made the change before they heard that it was withdrawn, and commit steps that the leavers know nothing of.
+    """
+    assert job.plan is not None
+    found = [worker for worker in living(job, formation) if rank_of(job.plan, worker) not in without]
+    known = all(any(_follows(job, worker, former) for worker in found) for former in job.superseded)
+    return found if known else []
+
+
+def _follows(job: Job, worker: str, former: Formation) -> bool:
+    """No step of `former` escapes it: none is made without it, or it made one of an epoch after all had left that."""
+    session = sessions_of(job).get(worker)
+    later = session is not None and session.resumed and session.epoch > former.epoch
+    return later or former.role_of(worker) is not None
 
 
 def first(job: Job, epoch: int) -> Formation | None:
@@ -294,13 +313,27 @@ def adopted(job: Job, formation: Formation) -> bool:
 
 
 def not_left(job: Job, formations: tuple[Formation, ...]) -> tuple[Formation, ...]:
-    """Those of which no member said yet that it acts in a later one."""
+    """Those of which not everything is known: some member has not ended, nor said that it acts in a later one.
+
+    One that left shows that no more steps are made, but another may have committed the last one, and be out of sight.
+    """
     sessions = sessions_of(job)
-    return tuple(
-        formation
-        for formation in formations
-        if not any(s.worker in sessions and sessions[s.worker].epoch > formation.epoch for s in formation.seats)
-    )
+
+    def left(worker: str, epoch: int) -> bool:
+        return (worker in sessions and sessions[worker].epoch > epoch) or _ended(job, worker)
+
+    return tuple(f for f in formations if not all(left(seat.worker, f.epoch) for seat in f.seats))
+
+
+def _ended(job: Job, worker: str) -> bool:
+    """It is known how it ended; its place may have a next life since."""
+    assert job.plan is not None
+    if rank_of(job.plan, worker) in job.ended:
+        return True
+    name, local_rank, life = place(worker)
+    workers = job.nodes[name].report.workers if name in job.nodes else ()
+    here = next((each for each in workers if each.local_rank == local_rank), None)
+    return here is not None and (here.life > life or (here.life == life and here.exit is not None))
 
 
 def sessions_of(job: Job) -> Mapping[str, SessionReport]:

@@ -11,6 +11,7 @@ What the commit protocol expects of whoever issues formations (`train.commit` re
   role in both. Who was yet to leave in a change that is withdrawn is fenced, unless its follower is dead.
 - Not `abort`: a planned change. It is issued when every member of the epoch before reported to be in it, and the next
   planned one when every member of this one did: one plan at a time. Only an abort withdraws it.
+- Of each older formation whose last step may not be known, a member is seated, or somebody who committed one after it.
 - A worker that an issued formation left out is seated again only in its next life.
 - `rollbacks`, `floor`: what is known of both when it is issued. Members that know of a later rollback are right.
 """

@@ -119,7 +119,7 @@ class SimAgent:
         self.feed(n.SessionSpoke(worker.epoch, worker.local_rank, report))
 
     def _examined(self, number: int) -> None:
-        if self.alive:
+        if self.alive and number > self.node.report.examined:  # a real node makes one after another
             self.feed(n.Examined(number))
 
     def _swept(self, epoch: int) -> None:

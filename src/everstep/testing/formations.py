@@ -267,6 +267,8 @@ class Formations:
             return
         if all(seats.leaving(job, s.worker.name) for s in living):
             return
+        if any(all(former.role_of(s.worker.name) is None for s in living) for former in job.superseded):
+            return  # they may have missed steps of those who were in it
         unknown = isinstance(event, e.HangJudged) and not any(c.rank >= 0 for c in event.verdict.culprits)
         require(unknown or not living, f"evicted, though {[s.worker.name for s in living]} hold the state")
 

@@ -25,7 +25,7 @@ from everstep.core import events as e
 from everstep.core.types import Activity, Directive, EpochPlan, ExitCause, Member
 from everstep.detect.blame import LATE_S
 from everstep.testing.claims import require
-from everstep.testing.formations import Formations
+from everstep.testing.formations import Formations, sees
 from everstep.testing.sessions import COLLATERAL, SimSession
 
 if TYPE_CHECKING:
@@ -182,9 +182,12 @@ class Truth:
         assert job.plan is not None
         if job.formation is not None:
             sessions = [self.cluster.rounds.session(job.epoch, seat.worker) for seat in job.formation.seats]
-            early = [s.worker.name for s in sessions if (s.made and not s.completed) or not s.worker.dead]
+            # A newcomer whose node did not stop it in time is not waited for: it holds nothing.
+            runs = [s for s in sessions if not s.worker.dead and sees(job, s.worker)]
+            early = [s.worker.name for s in sessions if (s.made and not s.completed) or s in runs]
             require(not early, f"finished, but {early} did not come to their end")
             require(any(s.completed for s in sessions), "finished, but nobody came to the end")
+            require(not self.formations.any_can_commit(job.epoch), "finished, but a formation can still commit")
             return
         whole = self.ended_ok[job.epoch] == job.plan.world_size
         require(whole, f"finished, but only {self.ended_ok[job.epoch]} workers of epoch {job.epoch} exited 0")

@@ -328,7 +328,7 @@ def _move(member: Member, mine: Resolved) -> Outcome:
             member = replace(member, phase=Phase.FETCHING, stand=_void(mine.goal.rollbacks, mine.trusted))
             return member, (DropGradients(), Fetch(member.epoch, mine.source, mine.goal))
         case Move.RESTORE:
-            member = replace(member, phase=Phase.RESTORING, stand=_void(mine.goal.rollbacks[:-1], mine.trusted))
+            member = replace(member, phase=Phase.RESTORING, stand=_void(mine.former, mine.trusted))
             return member, (DropGradients(), Restore(member.epoch, mine.places, mine.goal))
         case _:
             return _skip(member)

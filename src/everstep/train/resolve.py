@@ -94,6 +94,7 @@ class Resolved(msgspec.Struct, frozen=True):
     serves: tuple[int, ...] = ()  # roles that fetch from this one
     shard: int = -1  # that nobody holds, if that is why it is lost
     places: tuple[int, ...] = ()  # by saved shard: role whose node's vault has it; -1: disk
+    former: tuple[Rollback, ...] = ()  # before this restore, which may not work out: also those that it makes needless
     trusted: int | None = None  # replicas differ: kept states of later steps may be wrong
 
 
@@ -236,7 +237,8 @@ def _newest(stands: Sequence[Stand], known: Known, trusted: int | None = None) -
 
 def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Resolved, ...]:
     """All restore, who holds that step too: nothing proves that it is the same commit."""
-    rollbacks = went_back(_rollbacks(stands, known), Rollback(known.epoch, image.step))
+    former = _rollbacks(stands, known)
+    rollbacks = went_back(former, Rollback(known.epoch, image.step))
     audited = min(image.step, max(stand.audited for stand in stands))
     unsure = max(stand.unsure for stand in stands)
     goal = Stand(
@@ -248,7 +250,7 @@ def _restored(stands: Sequence[Stand], image: Image, known: Known) -> tuple[Reso
         unsure=unsure,
     )
     places = keeping.places([stand.kept for stand in stands], image)
-    return tuple(Resolved(Move.RESTORE, goal, places=places[role]) for role in range(len(stands)))
+    return tuple(Resolved(Move.RESTORE, goal, places=places[role], former=former) for role in range(len(stands)))
 
 
 def _compare(stands: Sequence[Stand], holds: Sequence[bool], shards: int) -> tuple[Stand, list[Move], list[int | None]]:
@@ -281,8 +283,8 @@ def _settled(stand: Stand) -> Stand:
 
 def _rollbacks(stands: Iterable[Stand], known: Known) -> tuple[Rollback, ...]:
     """The longest history that somebody knows, without what was restored in this epoch and did not work out."""
-    longest = max([known.rollbacks, *(stand.rollbacks for stand in stands)], key=_era)
-    return tuple(rollback for rollback in longest if rollback.epoch != known.epoch)
+    histories = [known.rollbacks, *(stand.rollbacks for stand in stands)]
+    return max((tuple(r for r in history if r.epoch != known.epoch) for history in histories), key=_era)
 
 
 def _era(rollbacks: Sequence[Rollback]) -> int:
