@@ -21,7 +21,7 @@ from everstep.core.errors import ExitCode
 from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.types import Blame, EpochPlan, Exit, ExitCause, JobSpec, Member
 from everstep.observe.progress import line
-from everstep.observe.view import KEPT_INCIDENTS, Fleet, IncidentView, View
+from everstep.observe.view import KEPT_INCIDENTS, EpochView, Fleet, IncidentView, View
 
 KILLED = (Blame(1, "node0", "signal", "was killed by signal 9"),)
 DECISION = Decision(Action.RESPAWN, 2.0, "1 s down", "node0", (Alternative(Action.STOP, 7200.0, "3600 s down"),))
@@ -258,4 +258,6 @@ def test_the_progress_line_tells_what_fits() -> None:
     full = "step 240 of 300 | loss 2.312 | 4 steps/s | epoch 3 | 3 of 4 members | ETTR 93.1% | "
     assert line(view) == full + "I001 crash 40.0 s ago, recovered"
     assert line(view, 45) == "step 240 of 300 | loss 2.312 | 4 steps/s"
+    view.epochs = [EpochView(7, 30.0, 3, formation=True)]  # as the page counts them
+    assert "| epoch 7 |" in line(view)
     assert line(view, 5) == "step "

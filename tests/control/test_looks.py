@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 from reform_harness import World
 
-from everstep.control import looks
+from everstep.control import looks, stacks
+from everstep.control.crew import Worker
 from everstep.control.job import Job, Stage
 from everstep.control.link import Link
 from everstep.control.looks import Looks, whom
@@ -170,3 +172,15 @@ def test_not_more_wishes_at_a_time_than_can_be_served(tmp_path: Path) -> None:
         assert len(bench.said) == 1 and "try again" in bench.said[0]["refused"]
 
     asyncio.run(play())
+
+
+def test_of_very_long_stacks_the_end_is_kept_where_the_main_thread_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "MAX_TEXT", 20)
+    file = tmp_path / "stacks"
+    file.write_text(f"old\nCurrent thread{'.' * 50}in main\n")
+    worker = cast(Worker, SimpleNamespace(request=SimpleNamespace(stacks=str(file))))
+    assert stacks.text_from(worker, 4) == f"{'.' * 12}in main\n"
+    file.write_text("old\nnew\n")
+    assert stacks.text_from(worker, 4) == "new\n"

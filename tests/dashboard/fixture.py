@@ -38,6 +38,8 @@ class Server:
         self, view: View, mode: str = "live", port: int = 0, at: Callable[[float], View] | None = None
     ) -> None:
         self.view, self.mode, self.at = view, mode, at
+        self.shows = threading.Event()  # unset: what was asked to be seen of a worker takes a while
+        self.shows.set()
         self.told: list[dict[str, Any]] = []  # what the page asked the job to do
         self._streams: set[asyncio.Queue[bytes]] = set()
         self._socket = socket.create_server(("127.0.0.1", port))
@@ -107,6 +109,7 @@ class Server:
         verb = request.path_params["verb"]
         self.told.append({"verb": verb, **json.loads(await request.body())})
         if verb in ("stacks", "profile"):
+            await asyncio.to_thread(self.shows.wait)
             shows = {"text": STACKS} if verb == "stacks" else {"picture": msgspec.to_builtins(canned.shown())}
             return JSONResponse({"ok": "there it is", "file": f"looks/0001-{verb}.txt", "notes": [], **shows})
         return JSONResponse({"ok": f"{self.told[-1].get('target')} is asked to leave"})

@@ -120,7 +120,7 @@ def test_keyboard(browser: Browser, opened: list[Watched]) -> None:
         busy = server.view.loads["gpu-a027.cluster"]
         device = f"{busy.devices[1].busy_percent} % busy, 83 % of 80 GiB"
         node = [f"{100 * busy.cpu_share:.0f} % of 192", f"{100 * busy.memory_share:.0f} % of 1.84 TiB"]
-        for text in (f"{busy.workers[1]} % of one", device, *node, "200 MiB/s in"):
+        for text in (f"{busy.workers[1]} % of one", device, *node, "210 MB/s in"):
             expect(page.locator("#map-facts")).to_contain_text(text)
         output = page.get_by_role("link", name="its output")
         assert output.get_attribute("href") == "/api/file/logs/gpu-a027.cluster/attempt_214/1/stdout.log"
@@ -224,6 +224,19 @@ def looks(page: Page, server: Server) -> None:
     page.get_by_role("button", name="all of it").click()
     expect(graph).to_have_count(count)
     page.get_by_role("button", name="Close").click()
+    server.shows.clear()
+    page.get_by_role("button", name="Stacks …").click()
+    expect(page.get_by_label("type the job's name")).to_have_count(0)  # it changes nothing
+    with page.expect_response("**/api/control/stacks"):
+        page.keyboard.press("Enter")
+        expect(page.locator(".answer")).to_have_text("asking …")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Stop the job").click()
+        server.shows.set()
+    page.evaluate("async () => (await fetch('/api/info')).text()")  # by now the answer was dealt with
+    expect(page.locator("#ask-title")).to_have_text("Stop the job")
+    assert page.locator("#ask").is_visible() and not page.locator("#look").is_visible()
+    page.get_by_role("button", name="Cancel").click()
 
 
 def test_slider(browser: Browser, opened: list[Watched]) -> None:

@@ -57,6 +57,9 @@ def test_controls_need_the_token_in_a_header_and_our_page() -> None:
         assert judged(guard, f"/api/control/save?token={TOKEN}", "POST", **PAGE) == 401
         for wrong in (f"Bearer {TOKEN}0", f"Bearer {TOKEN[:-1]}", "Bearer ", f"Basic {TOKEN}", "Bearer \u00e9", TOKEN):
             assert judged(guard, "/api/control/save", "POST", **PAGE, authorization=wrong) == 401, wrong
+        for held, why in (({}, "controls need the token in"), ({"authorization": f"Bearer {TOKEN}0"}, "not the token")):
+            refusal = guard.judge(Asked("POST", "/api/control/save", "", {"host": OURS, **PAGE, **held}))
+            assert refusal and why in refusal.why
         assert judged(guard, "/api/control/save", **BEARER) == 405
         assert judged(guard, "/api/view", "POST", **BEARER, **PAGE) == 405
         assert judged(guard, "/api/view", "DELETE", **BEARER, **PAGE) == 405

@@ -35,6 +35,11 @@ def test_a_range_is_typed_as_people_say_it(browser: Browser, opened: list[Watche
             "2 min - 3 min": [[120, 180], "09:02:00 \u2013 09:03:00"],
             "soon": "refused",
             "9:20 - 9:10": "refused",
+            "10:00 - 10:30": [[3600, 4000], "10:00:00 \u2013 10:06:40"],  # it is 10:06:40
+            "9:75 - 10:00": "refused",
+            "24:00 - now": "refused",
+            "500 ms": "refused",
+            "2 months": "refused",
             "15": "refused",
             "1-2-3": "refused",
         }
@@ -82,7 +87,7 @@ def test_all_charts_show_the_range_and_the_address_keeps_it(browser: Browser, op
         assert page.url.endswith(f"?range={view.now_s - 240:g}-{view.now_s:g}")
         field.fill("whenever")
         field.press("Enter")
-        expect(page.get_by_role("alert").filter(has_text="Not understood")).to_be_visible()
+        expect(page.get_by_role("alert").filter(has_text="Not a time of this job")).to_be_visible()
         expect(field).to_have_attribute("aria-invalid", "true")
         field.press("Escape")
         expect(page.locator("#range-wrong")).to_be_hidden()

@@ -10,6 +10,7 @@ import pytest
 from everstep.core.events import Ticked
 from everstep.core.types import EpochPlan, Member, NodeProgress, Phase, StacksTaken, Verdict, WorkerProgress
 from everstep.detect.hang import HangDetector, HangState, SuspectStacksWanted, SuspicionLifted
+from everstep.detect.starts import Start, Starting
 from everstep.detect.timeouts import Learned, Limits
 
 TWO = Limits(timeout_s=2.0, report_s=0.1)
@@ -195,7 +196,7 @@ def test_one_verdict_an_epoch_and_the_next_forgets_all_but_what_was_learned() ->
     assert sum(isinstance(o, Verdict) for o in feed.outputs) == 1
     plan = EpochPlan(2, feed.state.plan.members, 1, "h", 1, 1)  # type: ignore[union-attr]
     fresh = feed.detector.begin(plan, feed.state)
-    assert fresh == HangState(plan, feed.state.learned)
+    assert fresh == HangState(plan, feed.state.learned, Starting({"node0": "inc"}))
 
 
 def test_messages_of_another_epoch_or_incarnation_change_nothing() -> None:
@@ -217,9 +218,9 @@ def test_learned_limit_follows_the_longest_gap_and_never_goes_below_the_floor() 
     assert feed.silent(longest * 5 + 4, one(0, step=8)) is not None
     assert feed.state.learned.doubled == 1
     quick = Learned({Phase.TRAIN: 0.1})
-    assert LEARNING.train_s(5, quick) == 30.0
-    assert LEARNING.train_s(4, quick) == 1800.0
-    assert LEARNING.train_s(5, quick.judged()) == 60.0
+    assert LEARNING.train_s(quick) == 30.0
+    assert LEARNING.train_s(quick, Start.FIRST) == 1800.0
+    assert LEARNING.train_s(quick.judged()) == 60.0
 
 
 def test_batches_are_signs_of_work_when_limits_are_learned_but_not_when_configured() -> None:

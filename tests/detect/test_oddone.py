@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import tempfile
+import threading
 from typing import Any
 
 import pytest
@@ -98,6 +101,25 @@ def test_main_thread_is_the_last_whatever_thread_got_the_signal() -> None:
     frames = main_thread(text)
     assert [f.function for f in frames] == ["spin", "main"]
     assert place(frames) == "spin (u/loader.py:7)"
+
+
+def test_of_very_many_threads_the_main_one_is_not_among_those_that_are_written() -> None:
+    """By faulthandler itself."""
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    try:
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            text = file.read()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert text.count("(most recent call first)") == 100 and main_thread(text) == ()
+    assert main_thread(text.removesuffix("...\n")) != ()  # the last one's, which is not the main thread
 
 
 def test_place_shows_the_scripts_own_frame() -> None:

@@ -18,7 +18,7 @@ from everstep.core.decisions import Action, Alternative
 from everstep.core.types import Blame
 from everstep.observe import charts
 from everstep.observe.charts import Frame, nice_ticks, time_ticks
-from everstep.observe.explain import explain
+from everstep.observe.explain import explain, state
 from everstep.observe.html import BUCKETS, DARK, LIGHT
 from everstep.observe.report import Report, encode, make
 from everstep.observe.report_page import page
@@ -34,6 +34,7 @@ from everstep.observe.view import (
     IncidentView,
     Moment,
     NodeView,
+    SaveView,
     Series,
     View,
 )
@@ -223,19 +224,22 @@ def test_what_to_do_is_grouped_and_names_a_node_behind_most(view: View) -> None:
     assert items[0].text.startswith("Examine node1") and items[0].count == 5
     assert [(item.count, item.incidents[0]) for item in items[1:]] == [(7, "I6")]
     assert not to_do(View(exit_code=0))
+    unsaved = to_do(View(exit_code=0, now_s=3600.0, saves=[SaveView(7, 1.0, failed="no folder")]))
+    assert unsaved[0].text.endswith("so are all steps. A save failed: no folder.")
 
 
 def test_a_decision_is_told_with_what_was_weighed() -> None:
     other = (Alternative(Action.RESPAWN, 8.0, "2 s down"), Alternative(Action.STOP, -1.0, "never"))
     incident = IncidentView(
         "I1", "crash", 2, 61.0, "rank 0 died", answer="promote-standby", answer_why="0.4 s down", answer_loss_s=1.6,
-        alternatives=other, outcome="recovered", cost={"detection": 3.0, "recovery": 9.0}, step=4,
+        alternatives=other, outcome="well again: as before", cost={"detection": 3.0, "recovery": 9.0}, step=4,
     )  # fmt: skip
+    assert state(incident) == "well again"  # the whole sentence would not fit into a column
     parts = {part.question: " / ".join(part.lines) for part in explain(incident, 0.0, Price(36.0))}
     assert parts["What was done"] == (
         "a standby took its place (promote-standby): 0.4 s down, 1.60 accelerator-seconds expected / "
         "instead of respawn-in-place: 2 s down, "
-        "8.00 accelerator-seconds expected / outcome: recovered"
+        "8.00 accelerator-seconds expected / outcome: well again: as before"
     )
     assert parts["What it cost"].startswith("12.0 accelerator-seconds, 0.12 USD (recovery 9.00")
     assert parts["When"] == "1 min 01 s after the start, after step 4, in epoch 2"

@@ -78,6 +78,18 @@ def test_a_dump_of_another_version_is_refused() -> None:
         Viewer.load(data)
 
 
+def test_who_is_gone_has_no_step_time_and_no_memory() -> None:
+    told = Told()
+    told.joined(0, "a", "b")
+    told.epoch(1, 1, "a", "b")
+    seen = e.WorkersSeen(1, (0.1,) * 4, (1 << 30,) * 4)  # of the dead: what was heard of them last
+    ends = e.WorkerEnded(1, "a", Exit(ExitCause.ERROR, 5.0), 5.0), e.NodeLost("b", "i", NodeLoss.SILENT)
+    for events in ((seen, *ends), (seen,)):
+        told.at(5, *events)
+        workers = folded(told.entries).view.workers
+        assert (workers.own_s, workers.rss_bytes) == ([0.1, -1.0, -1.0, -1.0], [1 << 30, 0, 0, 0])
+
+
 # Size -----------------------------------------------------------------------------------------------------
 
 

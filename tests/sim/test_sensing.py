@@ -107,13 +107,17 @@ def test_nobody_knows_how_fast_a_newcomer_should_be() -> None:
 
 
 def test_a_hang_is_found_near_the_learned_limit() -> None:
-    """Five times the longest step, from the last one on; half an hour while somebody is new."""
+    """Five times the longest step, from the last one on; half an hour in a job's first steps and at the first step of
+    who is the first to begin anew; later such ones have five minutes. Their second step is no start."""
     for members in (1, 2, 3):
         found = stood(members, 10.0, 0.0, 5, Stream(0.3))
         assert found.right and 44.0 < found.took_s < 51.0
     assert stood(3, 10.0, 0.3, 5, Stream(0.3)).took_s > 51.0
     assert stood(3, 1.0, 0.0, 5, Stream(0.3)).took_s == pytest.approx(30.0, abs=1.0)
     assert stood(3, 10.0, 0.0, 2, Stream(0.3)).took_s == pytest.approx(1800.0, abs=20.0)
+    assert stood(3, 10.0, 0.0, 0, Stream(0.3), 1).took_s == pytest.approx(1800.0, abs=20.0)
+    assert stood(3, 10.0, 0.0, 0, Stream(0.3), 2).took_s == pytest.approx(300.0, abs=20.0)
+    assert stood(3, 10.0, 0.0, 1, Stream(0.3), 2).took_s == pytest.approx(50.0, abs=10.0)
 
 
 def test_so_a_job_stands_still_for_as_long() -> None:
@@ -121,12 +125,14 @@ def test_so_a_job_stands_still_for_as_long() -> None:
     (closed,) = (event for _, event in said if isinstance(event, e.IncidentClosed))
     assert 44.0 < closed.phases["detect"] < 51.0
     assert result.accelerator_s["detection"] == pytest.approx(64 * closed.phases["detect"])
-    for faults in (
-        [{"kind": "hang", "at_s": 25.0, "node": 3}],
-        [{"kind": "kill", "at_s": 1000.0, "node": 1}, {"kind": "hang", "at_s": 1045.0, "node": 3}],
+    kills = [{"kind": "kill", "at_s": at_s, "node": 1} for at_s in (500.0, 1000.0)]
+    for faults, limit_s in (
+        ([{"kind": "hang", "at_s": 25.0, "node": 3}], 1800),
+        ([kills[1], {"kind": "hang", "at_s": 1003.0, "node": 3}], 1800),
+        ([*kills, {"kind": "hang", "at_s": 1003.0, "node": 3}], 300),
     ):
         early, _ = played(faults=faults)
-        assert early.accelerator_s["detection"] == pytest.approx(64 * 1800, rel=0.02)
+        assert early.accelerator_s["detection"] == pytest.approx(64 * limit_s, rel=0.03)
 
 
 @pytest.mark.parametrize(("nodes", "replicas", "suspects"), [(8, 4, ["n3"]), (4, 2, ["n1", "n3"])])

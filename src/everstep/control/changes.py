@@ -29,7 +29,7 @@ def make(draft: Draft) -> None:
     _vacate(draft, formation)
     _admit(draft, plan)
     job = draft.job
-    if not adopted or any(seats.ended_well(job, seat.worker) for seat in formation.seats):
+    if not adopted or (job.ended and any(seats.ended_well(job, seat.worker) for seat in formation.seats)):
         return
     if job.stage is Stage.RESEATING:  # the incident ends with a step of this formation, not of the next one
         return
@@ -41,6 +41,8 @@ def make(draft: Draft) -> None:
 def _dismiss(draft: Draft, formation: Formation) -> None:
     """Nodes that leave and hold no role any more: their standbys, which nobody else would end, are stopped."""
     job = draft.job
+    if not any(node.report.leaving for node in job.nodes.values()):
+        return
     busy = {seat.node for seat in formation.seats if seat.worker not in job.vacant}
     for name, node in job.nodes.items():
         if node.report.leaving and name not in busy and not node.at_rest:

@@ -163,6 +163,8 @@ class Worker:
             work=self._new_work(),
             logged=decode(self.page.values()) if self.page is not None else None,
             kept_step=self.word(Word.KEPT_STEP) - 1,
+            born_age_s=age(0),
+            stepped=bool(self.word(Word.STEP_NS)),
         )
 
     def _new_work(self) -> tuple[StepWork, ...]:

@@ -20,6 +20,7 @@ from everstep.control.stacks import text_from, written
 from everstep.core.page import SAMPLE_SIGNAL, STACKS_SIGNAL, Word
 from everstep.core.sampled import Sampled
 from everstep.core.types import StacksAsked, StacksTaken
+from everstep.detect.stacks import MORE_THREADS
 
 STACKS_S = 2.0  # a worker has this long to write its stacks, on a machine with much to do
 SLACK_S = 2.0  # and this much longer than it was to sample, to begin and to write
@@ -57,9 +58,16 @@ async def _stacks(worker: Worker | None) -> tuple[str, str]:
     if not why:
         text = await _dumped(worker)
         if text:
-            return f"process {worker.pid}\n{text}", ""
+            return f"process {worker.pid}\n{text}", _lacks(text)
         why = "it wrote no stacks: its process has just ended" if worker.gone else f"wrote no stacks in {STACKS_S:g} s"
     return procfs.kernel_view(worker.pid), why
+
+
+def _lacks(text: str) -> str:
+    """What these stacks do not show, and how to see it."""
+    if not text.endswith(f"\n{MORE_THREADS}\n"):
+        return ""
+    return "it has more threads than are written, and the oldest are left out, the main one too: its profile shows that"
 
 
 async def _dumped(worker: Worker) -> str:

@@ -8,14 +8,14 @@ leavers change the seats as planned, one formation at a time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from everstep.control.job import Job, NodeState
 from everstep.core.corruption import Corruption
 from everstep.core.formation import Formation, Seat, SessionReport, Stage
-from everstep.core.types import EpochPlan, ExitCause, Member, WorkerReport
+from everstep.core.types import EpochPlan, ExitCause, Member, NodeReport, WorkerReport
 
 
 def name(node: str, local_rank: int, life: int) -> str:
@@ -38,14 +38,28 @@ def rank_of(plan: EpochPlan, worker: str) -> int | None:
     return member.first_rank + local_rank if member is not None else None
 
 
+class _Part(msgspec.Struct):
+    """What one node of a plan told, as long as `report` is its last."""
+
+    report: NodeReport
+    workers: dict[str, WorkerReport]
+    sessions: dict[str, SessionReport]
+    alive: frozenset[str]
+    failing: bool
+    fixed: bool
+    corrupt: Corruption | None
+
+
 class _Here(msgspec.Struct):
     """What `present` and `sessions_of` found, and in what."""
 
     plan: EpochPlan | None
     nodes: Mapping[str, NodeState]
     lives: Mapping[int, int]
+    parts: dict[str, _Part] = {}
     workers: dict[str, WorkerReport] = {}
     sessions: dict[str, SessionReport] = {}
+    alive: frozenset[str] = frozenset()
     failing: bool = False  # a session's function raised
     fixed: bool = False  # a session, seated or not, says that the number of members may not change
     corrupt: Corruption | None = None  # the newest that a session found
@@ -57,33 +71,58 @@ _last = [_Here(None, {}, {})]  # one event asks many times, about each of many w
 def _here(job: Job) -> _Here:
     last = _last[0]
     if last.plan is not job.plan or last.nodes is not job.nodes or last.lives is not job.lives:
-        workers = _present(job)
-        sessions = {worker: report.session for worker, report in workers.items() if report.session is not None}
-        failing = any(said.failure for said in sessions.values())
-        fixed = any(said.fixed for said in sessions.values())
-        found = [said.corrupt for said in sessions.values() if said.corrupt is not None]
-        corrupt = max(found, key=lambda each: (each.epoch, each.sure, each.parts), default=None)
-        _last[0] = last = _Here(job.plan, job.nodes, job.lives, workers, sessions, failing, fixed, corrupt)
+        _last[0] = last = _found(job, last.parts if last.plan is job.plan and last.lives is job.lives else {})
     return last
+
+
+def _found(job: Job, before: dict[str, _Part]) -> _Here:
+    """`before`: what was found of the same plan and lives. One report of a thousand nodes' is read, not all of them."""
+    plan, here = job.plan, _Here(job.plan, job.nodes, job.lives)
+    assert plan is not None
+    for member in plan.members:
+        node = job.nodes.get(member.node)
+        if node is None or node.report.incarnation != member.incarnation or node.report.epoch != plan.epoch:
+            continue
+        part = before.get(member.node)
+        if part is None or part.report is not node.report:
+            part = _part(job, member, node.report)
+        here.parts[member.node] = part
+        here.workers.update(part.workers)
+        here.sessions.update(part.sessions)
+    parts = here.parts.values()
+    here.alive = frozenset().union(*(part.alive for part in parts))
+    here.failing, here.fixed = any(part.failing for part in parts), any(part.fixed for part in parts)
+    here.corrupt = _newest(part.corrupt for part in parts)
+    return here
+
+
+def _part(job: Job, member: Member, report: NodeReport) -> _Part:
+    workers = {
+        name(member.node, worker.local_rank, worker.life): worker
+        for worker in report.workers
+        if worker.life == job.lives.get(member.first_rank + worker.local_rank, 0)
+    }
+    sessions = {worker: said.session for worker, said in workers.items() if said.session is not None}
+    alive = (w for w, said in workers.items() if said.exit is None and not said.gone and not _left(said.session))
+    return _Part(
+        report,
+        workers,
+        sessions,
+        frozenset(alive),
+        any(said.failure for said in sessions.values()),
+        any(said.fixed for said in sessions.values()),
+        _newest(said.corrupt for said in sessions.values()),
+    )
+
+
+def _newest(found: Iterable[Corruption | None]) -> Corruption | None:
+    known = (each for each in found if each is not None)
+    return max(known, key=lambda each: (each.epoch, each.sure, each.parts), default=None)
 
 
 def present(job: Job) -> Mapping[str, WorkerReport]:
     """Workers of the plan that may run: of the wanted life, on nodes that are here. By name."""
     return _here(job).workers
-
-
-def _present(job: Job) -> dict[str, WorkerReport]:
-    plan = job.plan
-    assert plan is not None
-    found = {}
-    for member in plan.members:
-        node = job.nodes.get(member.node)
-        if node is None or node.report.incarnation != member.incarnation or node.report.epoch != plan.epoch:
-            continue
-        for worker in node.report.workers:
-            if worker.life == job.lives.get(member.first_rank + worker.local_rank, 0):
-                found[name(member.node, worker.local_rank, worker.life)] = worker
-    return found
 
 
 def ended_well(job: Job, worker: str) -> bool:
@@ -210,8 +249,11 @@ def changed(job: Job, formation: Formation, epoch: int) -> Formation | None:
     A drained place waits until somebody else is there to go on; a node that leaves does not. Where the number of
     members may not change, a leaver stays until somebody can take its role.
     """
-    goes = {seat.worker for seat in formation.seats if leaving(job, seat.worker)}
+    some = bool(job.drains) or any(node.report.leaving for node in job.nodes.values())
+    goes = {seat.worker for seat in formation.seats if leaving(job, seat.worker)} if some else set()
     waiting = ready_ones(job, formation)
+    if not goes and not waiting:
+        return None
     if len(goes) == len(formation.seats) and not waiting:
         goes = {worker for worker in goes if on_leaver(job, worker)}
     if not job.fixed:
@@ -289,14 +331,13 @@ def corrupt(job: Job) -> Corruption | None:
 
 def alive(job: Job, worker: str) -> bool:
     """It is here, and has neither ended nor given its seat up."""
-    report = present(job).get(worker)
-    return report is not None and report.exit is None and not report.gone and not _left(report.session)
+    return worker in _here(job).alive
 
 
 def dead(job: Job, formation: Formation) -> list[str]:
     """Members, and who was yet to leave, that are gone without having finished in this formation."""
-    done = finished(job, formation)
-    return [s.worker for s in holders(job, formation) if s.worker not in done and not alive(job, s.worker)]
+    living, done = _here(job).alive, finished(job, formation)
+    return [s.worker for s in holders(job, formation) if s.worker not in living and s.worker not in done]
 
 
 def leaving(job: Job, worker: str) -> bool:

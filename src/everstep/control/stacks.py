@@ -8,6 +8,7 @@ described from /proc instead.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -62,9 +63,10 @@ def _stack_text(worker: Worker, before: int) -> str:
 
 
 def text_from(worker: Worker, start: int) -> str:
+    """What it wrote from there on; of very much the end, which is the newest, and where the main thread is."""
     try:
         with Path(worker.request.stacks).open("rb") as file:
-            file.seek(start)
+            file.seek(max(start, file.seek(0, os.SEEK_END) - MAX_TEXT))
             return file.read(MAX_TEXT).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""

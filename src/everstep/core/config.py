@@ -52,7 +52,7 @@ class Restart(Group, frozen=True):
 
 class Hang(Group, frozen=True):
     timeout_s: Seconds = 0.0  # no step for this long is a hang; 0: limits learned from the job itself
-    first_step_s: PositiveSeconds = 1800.0
+    first_step_s: PositiveSeconds = 1800.0  # without timeout_s, silent starts of a kind seen before are judged sooner
     save_s: PositiveSeconds = 1800.0
     eval_s: PositiveSeconds = 1800.0
     exit_s: PositiveSeconds = 300.0  # from the script's end, or the last sign of life after it, to the process's

@@ -125,6 +125,8 @@ class WorkerProgress(msgspec.Struct, frozen=True):
     work: tuple[StepWork, ...] = ()  # of steps since the last message; of very many, every second, fourth ...
     logged: Logged | None = None  # the newest that its script logged
     kept_step: int = -1  # newest state that it put into its node's vault
+    born_age_s: float = 0.0  # of its process
+    stepped: bool = False  # its process made a step, whatever the attempt
 
 
 class NodeProgress(msgspec.Struct, frozen=True, tag=True):

@@ -82,7 +82,8 @@ class Guard:
         if proven:
             return None
         if asked.path.startswith(CONTROLS):
-            return Refusal(401, "controls need the token (dashboard.token in the run folder)")
+            what = "this is not the token: it is in" if bearer.strip() else "controls need the token in"
+            return Refusal(401, f"{what} dashboard.token in the run folder")
         if self.open_reading or self._has_cookie(asked) or self.admits(asked):
             return None
         return Refusal(401, "the token is needed (dashboard.token in the run folder): open /?token=TOKEN once")

@@ -17,6 +17,7 @@ from everstep.core.events import Ticked
 from everstep.core.types import Blame, EpochPlan, NodeProgress, Phase, StacksTaken, Verdict
 from everstep.detect.observed import INNER, Watched, learn, observe
 from everstep.detect.oddone import Odd, busy_ones, odd_one
+from everstep.detect.starts import Starting
 from everstep.detect.timeouts import Learned, Limits
 
 LEAD_S = 1.0  # stacks are asked for this long before a limit, or a quarter of it
@@ -52,10 +53,15 @@ class NodeWatch(msgspec.Struct, frozen=True):
     excused: bool  # one of them is in an excused phase
     close: bool  # one of them is near a limit
 
+    @property
+    def stepped(self) -> bool:
+        return bool(self.workers) and all(worker.seen.step for worker in self.workers)
+
 
 class HangState(msgspec.Struct, frozen=True):
     plan: EpochPlan | None = None
     learned: Learned = Learned()
+    starting: Starting = Starting()
     nodes: dict[str, NodeWatch] = {}
     excused_at_s: float = -1.0  # last report of an excused worker, our clock
     asked: tuple[int, ...] = ()  # ranks whose stacks were asked for
@@ -80,8 +86,13 @@ class HangDetector:
         self.limits = limits
 
     def begin(self, plan: EpochPlan | None, before: HangState | None = None) -> HangState:
-        """A new epoch: everything is forgotten but what was learned about the job."""
-        return HangState(plan, before.learned if before else Learned())
+        """A new epoch: everything is forgotten but what was learned about the job, and where it made steps."""
+        if before is None:
+            return HangState(plan)
+        members = before.plan.members if before.plan else ()
+        made = {m.node: m.incarnation for m in members if m.node in before.nodes and before.nodes[m.node].stepped}
+        first = Phase.START not in before.learned.longest_s
+        return HangState(plan, before.learned, before.starting.next(plan, made, first))
 
     def step(self, state: HangState, event: HangEvent, now: float) -> tuple[HangState, Output | None]:
         """Advance by one event. `now`: seconds on the caller's monotonic clock. One verdict an epoch at most."""
@@ -100,7 +111,7 @@ class HangDetector:
     # Observe --------------------------------------------------------------------------------------------
 
     def _heard(self, state: HangState, message: NodeProgress, now: float) -> HangState:
-        node, learned = state.nodes.get(message.node), state.learned
+        node, learned, starting = state.nodes.get(message.node), state.learned, state.starting
         passed = max(0.0, message.sent_s - node.sent_s) if node else self.limits.cap_s
         excused = node is not None and state.excused_at_s >= node.heard_s
         known = {w.seen.rank: w for w in node.workers} if node else {}
@@ -108,24 +119,28 @@ class HangDetector:
         for progress in message.workers:
             before = known.get(progress.rank)
             after = observe(before, progress, passed, self.limits, excused)
-            learned = learn(learned, before, after, passed, self.limits)
+            starting = starting if before else starting.saw(message.node, progress)
+            learned = learn(learned, before, after, passed, self.limits, starting.kind)
             workers.append(after)
-        busy = any(w.excused(self.limits, learned) for w in workers)
-        close = any(self._over(w, learned, state.false_alarms) for w in workers)
+        state = msgspec.structs.replace(state, learned=learned, starting=starting)
+        busy = any(w.excused(self.limits, learned, starting.kind) for w in workers)
+        close = any(self._over(w, state, state.false_alarms) for w in workers)
         watch = NodeWatch(message.sent_s, now, tuple(workers), busy, close)
         any_busy = busy or any(n.excused for name, n in state.nodes.items() if name != message.node)
         return msgspec.structs.replace(
             state,
-            learned=learned,
             nodes={**state.nodes, message.node: watch},
             excused_at_s=now if any_busy else state.excused_at_s,
         )
 
-    def _over(self, worker: Watched, learned: Learned, false_alarms: int | None = None) -> bool:
+    def _silence(self, worker: Watched, state: HangState) -> tuple[float, float]:
+        return worker.silence(self.limits, state.learned, state.starting.kind)
+
+    def _over(self, worker: Watched, state: HangState, false_alarms: int | None = None) -> bool:
         """Whether it exceeds its limit; with `false_alarms`, whether it will soon."""
         if worker.seen.phase is Phase.DONE:
             return False
-        silence, limit = worker.silence(self.limits, learned)
+        silence, limit = self._silence(worker, state)
         return silence >= limit - _lead(limit, false_alarms) or self._stopped(worker, false_alarms)
 
     def _stopped(self, worker: Watched, false_alarms: int | None) -> bool:
@@ -154,7 +169,7 @@ class HangDetector:
         if state.due_at_s < 0:
             state = msgspec.structs.replace(state, due_at_s=now)
         worst = over[0]
-        limit = self.limits.stopped_s if worst.seen.stopped else worst.silence(self.limits, state.learned)[1]
+        limit = self.limits.stopped_s if worst.seen.stopped else self._silence(worst, state)[1]
         missing = any(rank not in state.stacks for rank in state.asked)
         if missing and now < state.due_at_s + min(STACKS_S, limit / 40):
             return state, None
@@ -174,7 +189,7 @@ class HangDetector:
             return stopped
         if len(workers) < plan.world_size or any(node.excused for node in state.nodes.values()):
             return []
-        over = [w for w in workers if self._over(w, state.learned, false_alarms)]
+        over = [w for w in workers if self._over(w, state, false_alarms)]
         own = [w for w in over if w.seen.phase in (*INNER, Phase.START)]
         if own or not over:
             return own
@@ -198,10 +213,19 @@ class HangDetector:
         verdict = Verdict(
             "hang", self._blames(state, odd), f"{self._silences(state, over)}: {odd.what}", odd.confidence
         )
-        learned = state.learned
-        if not self.limits.timeout_s and any(w.seen.phase is Phase.TRAIN and not w.seen.stopped for w in over):
+        return msgspec.structs.replace(state, judged=True, learned=self._doubted(state, over)), verdict
+
+    def _doubted(self, state: HangState, over: list[Watched]) -> Learned:
+        """Who was judged under what was learned may have been healthy."""
+        learned, kind = state.learned, state.starting.kind
+        own = [w for w in over if not w.seen.stopped and w.seen.phase in (Phase.START, Phase.TRAIN)]
+        if self.limits.timeout_s:
+            return learned
+        if any(w.seen.phase is Phase.TRAIN for w in own):
             learned = learned.judged()
-        return msgspec.structs.replace(state, judged=True, learned=learned), verdict
+        for settling in {w.settling(kind) for w in own}:
+            learned = learned if settling is None else learned.misjudged(settling)
+        return learned
 
     def _blames(self, state: HangState, odd: Odd) -> tuple[Blame, ...]:
         if not odd.ranks:
@@ -216,10 +240,12 @@ class HangDetector:
         who = f"rank {worst.seen.rank} on {name}" if len(over) == 1 else f"{len(over)} of {state.world_size} workers"
         if worst.seen.stopped:
             return f"{who} stopped for {worst.stopped_s:.1f} s (limit {self.limits.stopped_s:.1f} s)"
-        silence, limit = worst.silence(self.limits, state.learned)
+        silence, limit = self._silence(worst, state)
         phase = worst.seen.phase
         what = "no step" if phase is Phase.TRAIN else f"no end of {phase.name.lower()}"
-        rule = "learned" if phase is Phase.TRAIN and not self.limits.timeout_s else "configured"
+        sooner = phase is Phase.START and limit < self.limits.phase_s(phase, state.learned)
+        what = "no sign of life in its start" if sooner else what
+        rule = "learned" if sooner or (phase is Phase.TRAIN and not self.limits.timeout_s) else "configured"
         return f"{who}: {what} for {silence:.1f} s after step {worst.seen.step} (limit {limit:.1f} s, {rule})"
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from everstep.core.types import Phase, WorkerProgress
-from everstep.detect.timeouts import Learned, Limits
+from everstep.detect.starts import Start
+from everstep.detect.timeouts import LEARN_STEPS, Learned, Limits
 
 INNER = (Phase.EVAL, Phase.SAVE, Phase.LOAD)  # phases with a limit of their own, inside START or TRAIN
 
@@ -24,26 +25,38 @@ class Watched(msgspec.Struct, frozen=True):
     inner_s: float = 0.0  # in the present EVAL, SAVE or LOAD
     stepless_s: float = 0.0  # since the last step, whatever the phase
     stopped_s: float = 0.0  # as the kernel shows it stopped
+    waiting: bool = True  # for its first step in this epoch
 
-    def excused(self, limits: Limits, learned: Learned) -> bool:
+    def excused(self, limits: Limits, learned: Learned, kind: Start) -> bool:
         """It is busy with something that lets the others wait, and within the limit of that."""
         phase = self.seen.phase
         if self.seen.stopped or phase in (Phase.TRAIN, Phase.DONE) or self.stepless_s >= limits.stepless_s:
             return False
-        limit = limits.phase_s(phase, learned)
-        return (self.working_s if phase is Phase.START else self.inner_s) < limit
+        if phase is Phase.START:
+            return all(silence < limit for silence, limit in self._start(limits, learned, kind))
+        return self.inner_s < limits.phase_s(phase, learned)
 
-    def silence(self, limits: Limits, learned: Learned) -> tuple[float, float]:
+    def _start(self, limits: Limits, learned: Learned, kind: Start) -> tuple[tuple[float, float], ...]:
+        """All of the start against the configured limit; since the last sign of life against the learned one."""
+        whole = (self.working_s, limits.phase_s(Phase.START, learned))
+        return (min(self.working_s, self.seen.life_age_s), limits.start_s(kind, learned)), whole
+
+    def settling(self, kind: Start) -> Start | None:
+        """Which start the limit of its steps still depends on."""
+        if self.seen.step < LEARN_STEPS:
+            return kind
+        return Start.REFORMED if self.waiting else None
+
+    def silence(self, limits: Limits, learned: Learned, kind: Start) -> tuple[float, float]:
         """The silence that is nearest to its limit, and that limit, seconds."""
         phase = self.seen.phase
         if phase in INNER:
-            first = (self.inner_s, limits.phase_s(phase, learned))
+            pairs: tuple[tuple[float, float], ...] = ((self.inner_s, limits.phase_s(phase, learned)),)
         elif phase is Phase.START:
-            first = (self.working_s, limits.phase_s(phase, learned))
+            pairs = self._start(limits, learned, kind)
         else:
-            first = (self.working_s, limits.train_s(self.seen.step, learned))
-        outermost = (self.stepless_s, limits.stepless_s)
-        return max(first, outermost, key=lambda pair: pair[0] / pair[1])
+            pairs = ((self.working_s, limits.train_s(learned, self.settling(kind))),)
+        return max(*pairs, (self.stepless_s, limits.stepless_s), key=lambda pair: pair[0] / pair[1])
 
 
 def observe(before: Watched | None, now: WorkerProgress, passed_s: float, limits: Limits, excused: bool) -> Watched:
@@ -69,11 +82,14 @@ def observe(before: Watched | None, now: WorkerProgress, passed_s: float, limits
     stopped = 0.0
     if now.stopped:
         stopped = old.stopped_s + (grown if old.stopped_s else min(grown, now.life_age_s))
-    return Watched(now, working, inner, min(now.step_age_s, old.stepless_s + grown), stopped)
+    waiting = old.waiting and now.step == old.seen.step
+    return Watched(now, working, inner, min(now.step_age_s, old.stepless_s + grown), stopped, waiting)
 
 
-def learn(learned: Learned, before: Watched | None, after: Watched, passed_s: float, limits: Limits) -> Learned:
-    """What the end of a silence teaches. A silence of a stopped worker teaches nothing."""
+def learn(
+    learned: Learned, before: Watched | None, after: Watched, passed_s: float, limits: Limits, kind: Start
+) -> Learned:
+    """What the end of a silence teaches; `kind`: of the epoch's start. That of a stopped worker teaches nothing."""
     if before is None or before.seen.stopped or after.seen.stopped:
         return learned
     old, new = before.seen, after.seen
@@ -81,7 +97,9 @@ def learn(learned: Learned, before: Watched | None, after: Watched, passed_s: fl
     if old.phase in INNER and (new.phase is not old.phase or new.phase_age_s < old.phase_age_s):
         learned = learned.saw(old.phase, before.inner_s + max(0.0, grown - new.phase_age_s))
     if new.step > old.step and old.step == 0:
-        return learned.saw(Phase.START, before.working_s + grown)
+        duration_s = before.working_s + grown
+        return learned.started(kind, duration_s).saw(Phase.START, duration_s)
     if old.phase is Phase.TRAIN and (new.step > old.step or new.batches > old.batches):
-        return learned.saw(Phase.TRAIN, before.working_s + max(0.0, grown - after.working_s))
+        gap_s = before.working_s + max(0.0, grown - after.working_s)
+        return learned.started(Start.REFORMED, gap_s) if before.waiting else learned.saw(Phase.TRAIN, gap_s)
     return learned

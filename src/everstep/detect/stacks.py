@@ -12,6 +12,7 @@ import msgspec
 
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?+) in (?P<function>.+)$')
 HEADER = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\):$")
+MORE_THREADS = "..."  # a line of its own; of a stack that is too deep it is indented
 COMMUNICATION = ("torch/distributed/", "everstep/comms/")
 # Native code that ends only when the other workers' data arrive: the reducer's all-reduce, or the device's queue.
 NATIVE_WAITS = (("torch/autograd/graph.py", "_engine_run_backward"), ("torch/cuda/__init__.py", "synchronize"))
@@ -27,9 +28,12 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:
-    """Frames of the main thread, innermost first. faulthandler writes the main thread last. Empty: none found."""
+    """Frames of the main thread, innermost first. faulthandler writes the main thread last, and at most 100 threads,
+    the youngest: with more the last one is any. Empty: none found."""
     frames: list[Frame] = []
     for line in text.splitlines():
+        if line == MORE_THREADS:
+            return ()
         if HEADER.match(line):
             frames = []
         elif found := FRAME.match(line):

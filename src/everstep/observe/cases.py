@@ -102,7 +102,7 @@ class Cases(msgspec.Struct):
             return []
         culprits = _blames(event.culprits)
         case = IncidentView(
-            event.incident, event.kind, view.epoch, at_s, _cut(event.why), culprits, first_sign_s=at_s
+            event.incident, event.kind, view.newest_epoch, at_s, _cut(event.why), culprits, first_sign_s=at_s
         )  # fmt: skip
         self.known[case.id] = case
         self.open.append(case.id)

@@ -121,7 +121,7 @@ def state(incident: IncidentView) -> str:
     """In a word or two, how it ended."""
     if not incident.outcome:
         return "still open"
-    return "job ended" if incident.outcome.startswith("job ended") else incident.outcome
+    return incident.outcome.partition(":")[0]
 
 
 def cost_s(incident: IncidentView) -> float:

@@ -122,7 +122,7 @@ def where(function: Function) -> str:
 def notes(sampled: Sampled) -> list[str]:
     told = [
         f"{sampled.samples} samples in {sampled.seconds:.1f} s; each stands for the time since the one before. "
-        f"Sampling took {sampled.cpu_s / (sampled.seconds or 1):.1%} of a core."
+        f"Sampling took {100 * sampled.cpu_s / (sampled.seconds or 1):.1f}\u00a0% of a core."
     ]
     if sampled.longest_s > 0.25:
         told.append(

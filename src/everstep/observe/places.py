@@ -77,6 +77,7 @@ class Places(msgspec.Struct):
             for rank in range(node.first_rank, node.first_rank + node.slots):
                 self._use(rank, GONE)
                 view.workers.states[rank] = int(WorkerState.GONE)
+                _forget(view, rank)
         node.first_rank = -1
         if was_spare and not self.told:
             self._standbys(view)
@@ -228,6 +229,8 @@ class Places(msgspec.Struct):
         if 0 <= rank < len(self.uses):
             view.workers.states[rank] = int(state)
             self._use(rank, self._use_of(view, rank))
+            if state is WorkerState.GONE:
+                _forget(view, rank)
 
     def is_slow(self, view: View, rank: int) -> bool:
         return 0 <= rank < len(self.uses) and view.workers.states[rank] == WorkerState.SLOW
@@ -280,6 +283,9 @@ class Places(msgspec.Struct):
             count = min(len(self.uses), len(event.own_s))
             view.workers.own_s[:count] = event.own_s[:count]
             view.workers.rss_bytes[:count] = event.rss_bytes[:count]
+            for rank, state in enumerate(view.workers.states[:count]):
+                if state == WorkerState.GONE:  # the record tells what was heard of it last
+                    _forget(view, rank)
             kept = zip(view.workers.roles, event.kept_steps, strict=False)
             view.memory_steps = {str(role): step for role, step in kept if role >= 0 and step >= 0}
 
@@ -310,6 +316,11 @@ class Places(msgspec.Struct):
         fleet.total = acting + warming + idle + missing
         fleet.slow = view.workers.states.count(WorkerState.SLOW)
         return acting, warming, idle, missing
+
+
+def _forget(view: View, rank: int) -> None:
+    """Numbers of who is gone would go into medians, and look like somebody's."""
+    view.workers.own_s[rank], view.workers.rss_bytes[rank] = -1.0, 0
 
 
 def _stage(worker: WorkerReport) -> int:

@@ -23,14 +23,15 @@ def line(view: View, columns: int = 0) -> str:
 
 
 def _parts(view: View) -> list[str]:
+    epoch = f"epoch {view.newest_epoch}" if view.newest_epoch else ""
     if view.step < 0:
-        return [view.stage and f"{view.stage}, no step yet", f"epoch {view.epoch}" if view.epoch else "", _last(view)]
+        return [view.stage and f"{view.stage}, no step yet", epoch, _last(view)]
     loss = loss_of(view)
     return [
         f"step {view.step} of {view.goal}" if view.goal else f"step {view.step}",
         f"{loss[0]} {loss[1]:.4g}" if loss else "",
         pace(view.step_s),
-        f"epoch {view.epoch}" if view.epoch else "",
+        epoch,
         _members(view),
         f"ETTR {view.ettr:.1%}" if view.ettr else "",
         _last(view),

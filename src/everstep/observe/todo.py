@@ -88,7 +88,9 @@ def _saves(view: View) -> list[ToDo]:
     """A long job that left nothing on disk."""
     if view.now_s < LONG_S or view.simulated or view.num_saves or view.saved_step >= 0:
         return []
-    return [ToDo("Nothing was saved to disk: if all nodes are lost at once, so are all steps. Let the script save.")]
+    failed = next((save.failed for save in reversed(view.saves) if save.failed), "")
+    why = f"A save failed: {failed}." if failed else "Let the script save."
+    return [ToDo(f"Nothing was saved to disk: if all nodes are lost at once, so are all steps. {why}")]
 
 
 def _losses(view: View) -> list[ToDo]:

@@ -58,7 +58,7 @@ def _title(view: View) -> Text:
         stage = "finished" if view.exit_code == 0 else f"ended with exit code {view.exit_code}: {view.why}"
     style = "green" if stage in ("running", "finished") else "yellow" if view.exit_code is None else "red"
     text.append(f"  {stage}", style=style)
-    text.append(f"  {duration(view.now_s)}, epoch {view.epoch}", style="bright_black")
+    text.append(f"  {duration(view.now_s)}, epoch {view.newest_epoch}", style="bright_black")
     return text
 
 

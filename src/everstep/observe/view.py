@@ -227,3 +227,8 @@ class View(msgspec.Struct):
     @property
     def ended(self) -> bool:
         return self.exit_code is not None
+
+    @property
+    def newest_epoch(self) -> int:
+        """As people count them: a formation of sessions is one, also where the plan stays as it is."""
+        return self.epochs[-1].epoch if self.epochs else self.epoch

@@ -95,6 +95,7 @@ class Engine:
         self.senses = Senses(scenario, self.fleet.seats, self.chance)  # drawn last: strategies meet the same failures
         self.flips = Flips(self)
         self.new_since = 0  # steps when somebody began anew
+        self.starts = 0  # how often that was
         self._progress = progress
         self._owed: list[tuple[Bucket, float]] = []  # parts of a pause that a wait interrupted, and their lengths
 
@@ -298,7 +299,8 @@ class Engine:
         if self.strategy.hang_detect_s is not None:
             incident.detected_s = self.strategy.hang_detect_s
         elif self.system.shipped:
-            stood = self.senses.hang(self.books.full_step_s, self.books.progress.steps - self.new_since)
+            made = self.books.progress.steps - self.new_since
+            stood = self.senses.hang(self.books.full_step_s, made, self.starts)
             incident.detected_s = stood.took_s
             return stood.right
         return True
@@ -340,16 +342,20 @@ class Engine:
         """Standbys take the empty seats; the time to wire them in."""
         seated, books = self.fleet.fill(), self.books
         if seated:
-            self.new_since = books.progress.steps
+            self._began_anew()
             self.slow.seated(seated)
         books.law = "nodes" if self.fleet.missing else FIXED
         books.changed()
         return self.cluster.rewire_s if seated and self.cluster.optical else 0.0
 
+    def _began_anew(self) -> None:
+        self.starts += self.new_since != self.books.progress.steps or not self.starts
+        self.new_since = self.books.progress.steps
+
     def recover(self, incident: Incident, action: Action, down_s: float) -> None:
         detect_s = incident.detected_s
         if action in NEW_PROCESSES:
-            self.new_since = self.books.progress.steps
+            self._began_anew()
         if self.strategy.meanwhile and self.books.can_run():
             self._saves_soon()
             self.switching.prepare(incident, detect_s + down_s)

@@ -27,6 +27,7 @@ TRIALS = 5  # of each distinct fault
 SAMPLE = 64  # members that stand for all
 WATCHED = (64, 32, 16, 0)  # steps that the detector has seen before; in between counts as the lower one
 MADE = (LEARN_STEPS, 2, 1, 0)  # the same of steps since somebody began anew, for the hang detector
+KNOWN = 2  # from the second time on that somebody begins anew the detector knows how long that takes
 MEMBERS = 3  # that hang: one that is stuck, and some that wait for it
 
 Fault = tuple[object, ...]
@@ -61,12 +62,14 @@ class Senses:
         fault = ("slow", crew, size, before)
         return self._tried(fault, lambda seed: samples.told(crew, size, before, seed))
 
-    def hang(self, step_s: float, made: int) -> Stood:
-        """How long everybody stands still until it is judged; `made`: steps since somebody began anew."""
+    def hang(self, step_s: float, made: int, starts: int) -> Stood:
+        """How long everybody stands still until it is judged; `made`: steps since somebody began anew, as happened
+        `starts` times."""
         rounded_s, steps = float(f"{step_s:.2g}"), next(n for n in MADE if n <= max(0, made))
         members, jitter = min(MEMBERS, self._members), self._job.jitter
-        fault = ("hang", members, rounded_s, jitter, steps)
-        return self._tried(fault, lambda seed: stood(members, rounded_s, jitter, steps, Stream(seed)))
+        known = min(starts, KNOWN) if steps < LEARN_STEPS else 0
+        fault = ("hang", members, rounded_s, jitter, steps, known)
+        return self._tried(fault, lambda seed: stood(members, rounded_s, jitter, steps, Stream(seed), known))
 
     def compared_every(self, step_s: float) -> int:
         """Steps from one comparison of the replicas' states to the next."""

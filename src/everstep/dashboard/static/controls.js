@@ -106,7 +106,9 @@ export class Controls {
     form.append(
       h("h2", { id: "ask-title" }, action.title),
       h("p", {}, action.what(view, worker)),
-      ...[fields.target?.label, fields.seconds?.label, fields.confirm.label, fields.token.label, answer].filter(Boolean),
+      ...[fields.target?.label, fields.seconds?.label, action.looks ? null : fields.confirm.label].filter(Boolean),
+      fields.token.label,
+      answer,
       h("div", { class: "buttons" }, go, cancel),
     );
     const ready = () => {
@@ -122,8 +124,14 @@ export class Controls {
     });
     this.dialog.replaceChildren(form);
     this.dialog.showModal();
-    (fields.target ?? (worker && !this.token ? fields.token : fields.confirm)).input.focus();
     ready();
+    this.first(action, fields).focus();
+  }
+
+  /** What is to be typed first; with nothing, the button can be pressed. */
+  first(action, { target, seconds, confirm, token }) {
+    if (!action.looks) return (target ?? confirm).input;
+    return (this.token ? seconds : token)?.input ?? this.dialog.querySelector("[type=submit]");
   }
 
   tokenField() {
@@ -149,6 +157,7 @@ export class Controls {
         body: JSON.stringify(body),
       });
       if (fields.show) {
+        if (!this.dialog.open || !answer.isConnected) return; // nobody waits for it any more; the run folder has it
         this.dialog.close();
         return fields.show(got);
       }

@@ -42,7 +42,7 @@ export class Goodput {
   }
 
   draw() {
-    const { buckets, costs } = this.store.view;
+    const { buckets, costs, exit_code } = this.store.view;
     const sum = total(buckets);
     const rows = BUCKETS.filter((name) => buckets[name] > 0).map((name) => ({
       name,
@@ -58,7 +58,7 @@ export class Goodput {
       (row) => row.name,
       (row) => shareRow(row, swatch(row), LOST.includes(row.name) && this.toggle(row.name)),
     );
-    setText(id("goodput-note"), sum > 0 ? `${spent(sum)} of accelerators (acc) until now` : "nothing yet");
+    setText(id("goodput-note"), sum > 0 ? `${spent(sum)} of accelerators (acc) ${exit_code === null ? "until now" : "in all"}` : "nothing yet");
     this.causes(costs, sum);
   }
 

@@ -183,20 +183,28 @@ function title(incident, wall) {
   );
 }
 
+/** Steps that are told of late make the first sign look earlier than it was; the members' own count does not. */
+function noticedS({ opened_s: opened, first_sign_s: sign, phases }) {
+  return Math.min(sign >= 0 ? opened - sign : NaN, phases.detect ?? Infinity);
+}
+
+const redone = ({ cost }) => (cost["redone work"] > 0 ? "only the one that was under way" : "no step was lost");
+
 function numbers(incident) {
   const cost = total(incident.cost);
   const since = (moment) => (incident.first_sign_s >= 0 && moment >= 0 ? moment - incident.first_sign_s : -1);
   const facts = [
     ["Without a step", duration(incident.downtime_s), stops(incident) ? "" : "nobody stopped"],
-    ["Noticed after", duration(since(incident.opened_s)), "from its first sign on"],
+    ["Noticed after", duration(noticedS(incident)), "from its first sign on"],
     ...(incident.told_s >= 0
       ? [["All were told after", duration(since(incident.told_s)), "from its first sign on"]]
       : []),
-    ["Steps redone", count(incident.redone_steps), incident.redone_steps ? "" : "no step was lost"],
+    ["Steps redone", count(incident.redone_steps), incident.redone_steps ? "" : redone(incident)],
     [
       "Cost",
       cost > 0 ? spent(cost) : UNKNOWN,
       Object.entries(incident.cost)
+        .sort((a, b) => b[1] - a[1])
         .map(([name, s]) => `${name} ${spent(s)}`)
         .join(", "),
     ],

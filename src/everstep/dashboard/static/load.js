@@ -55,7 +55,11 @@ function deviceText({ busy, used, celsius }, { deviceMb }) {
   return `${busy >= 0 ? `${busy}\u00a0% busy` : "busy: not known"}${memory}${celsius >= 0 ? `, ${celsius}\u00a0°C` : ""}`;
 }
 
-const pace = (kb) => (kb > 0 ? `${bytes(kb * KB)}/s` : `${significant(0)}\u00a0B/s`);
+/** Of a network, in its own units: powers of 10. */
+function pace(kb) {
+  const power = Math.min(2, Math.max(0, Math.floor(Math.log10(kb) / 3)));
+  return `${significant(kb / KB ** power)}\u00a0${["kB", "MB", "GB"][power]}/s`;
+}
 
 /** A bar with `show(share, scarce)`; not there where nothing is known. The number beside it says the same. `scarce`: it
  * should not become full. */

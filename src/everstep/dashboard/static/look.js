@@ -88,7 +88,7 @@ function element(box, draw) {
   const text = `${box.name} (${box.where}): ${percent(whole.share)}`;
   const props = { type: "button", class: `flame-${box.kind}`, title: text, "aria-label": text };
   if (box.share < STOP) props.tabindex = "-1";
-  const made = h("button", { ...props, onclick: () => draw(whole) }, box.name);
+  const made = h("button", { ...props, onclick: () => draw(whole) }, h("span", {}, box.name));
   Object.assign(made.style, { left: percentOf(box.left), width: percentOf(box.share), top: `${1.5 * box.depth}rem` });
   return made;
 }

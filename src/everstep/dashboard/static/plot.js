@@ -4,6 +4,7 @@ import { h, keyed, onResize, perFrame, rem, setText, token } from "./dom.js";
 import { clock, duration } from "./format.js";
 
 const APART = 1.7; // rem: marks that are closer become one
+const ROOM = 1.1; // rem: to the right of a curve
 const MANY = 24; // marks: with more of them, lines through the curves would hide these
 const STEPS_S = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000,
@@ -43,6 +44,13 @@ export function axisClock(wall, s, stepS) {
   const time = date.toLocaleTimeString("en-GB");
   if (stepS >= 86400 || time === "00:00:00") return date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   return stepS < 60 ? time : time.slice(0, 5);
+}
+
+/** Whether the label of this moment would leave the chart at its right end. */
+function cut(u, s, stepS) {
+  const { min, max } = u.scales.x;
+  const [half, room] = [(stepS < 60 ? 2 : 1.3) * rem(), ROOM * rem()];
+  return ((max - s) / (max - min)) * (u.bbox.width / devicePixelRatio) + room < half;
 }
 
 /** Marks of one place in one: [{x, items}], by pixels from the left. */
@@ -115,7 +123,7 @@ export class Plot {
     return {
       width,
       height: this.area.clientHeight,
-      padding: [1.1 * rem(), 1.1 * rem(), 0, 0],
+      padding: [1.1 * rem(), ROOM * rem(), 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
@@ -135,13 +143,13 @@ export class Plot {
           space: 5.2 * rem(),
           incrs: STEPS_S,
           splits: (u, index, low, high, step) => ticks(low, high, step, this.wall()),
-          values: (u, splits, index, space, step) => splits.map((s) => this.moment(s, step)),
+          values: (u, splits, index, space, step) => splits.map((s) => (cut(u, s, step) ? "" : this.moment(s, step))),
         },
         {
           ...axis,
           size: 4.1 * rem(),
           gap: 0.3 * rem(),
-          space: 2.2 * rem(),
+          space: (u, index, low, high, height) => Math.max(1.4 * rem(), Math.min(2.2 * rem(), height / 4)),
           ...(this.whole ? { incrs: WHOLE } : {}),
           values: (u, splits) => splits.map((y) => this.axis(y).replaceAll("\u00a0", " ")),
         },

@@ -5,9 +5,10 @@ import { clock, duration } from "./format.js";
 
 const id = (name) => document.getElementById(name);
 const UNITS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
-const PART = /(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*/g;
-const CLOCK = /^(\d{1,2}):(\d{2})(?::(\d{2}))?$/;
+const PART = /(\d+(?:\.\d+)?)\s*(s|m|h|d|w)(?:ecs?|econds?|ins?|inutes?|rs?|ours?|ays?|eeks?)?(?![a-z])/g;
+const CLOCK = /^([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?$/;
 const SHORTEST_S = 0.01;
+const [TIMES, LENGTHS] = ["15 min, 1 h 30 min, 13:50 - 14:05", "15 min, 3 d, 2 d - 3 d 12 h"];
 const BINS_AROUND = 30; // of the finest curve, before and after an incident
 
 /** "15m", "last 15 minutes", "1 h 30 min" -> seconds; NaN: it is no length of time. */
@@ -43,9 +44,9 @@ export function parseRange(typed, wall, now) {
   const [first, second, ...more] = text.split(/\s*(?:[-–—]|\bto\b)\s*/);
   if (more.length) return undefined;
   if (second === undefined) return lengthOf(first) || undefined;
-  const to = momentOf(second || "now", wall, now);
-  let from = momentOf(first, wall, now);
+  let [from, to] = [momentOf(first, wall, now), momentOf(second || "now", wall, now)];
   if (from > to && CLOCK.test(first) && from - UNITS.d >= 0) from -= UNITS.d; // over midnight
+  else if (from - to > UNITS.d / 2 && CLOCK.test(second)) to = now; // its end is yet to come
   return to - from >= SHORTEST_S && to > 0 ? [Math.max(0, from), to] : undefined;
 }
 
@@ -164,12 +165,13 @@ export class RangeField {
   refuse(wrong) {
     setAttributes(this.field, { "aria-invalid": wrong ? "true" : null });
     id("range-wrong").hidden = !wrong;
-    if (wrong) setText(id("range-wrong"), "Not understood. Try 15 min, 1 h 30 min, 13:50 - 14:05, or all.");
+    if (wrong) setText(id("range-wrong"), `Not a time of this job. Try ${this.wall ? TIMES : LENGTHS}, or all.`);
   }
 
   show() {
     this.refuse(false);
     this.said = rangeText(this.span.chosen, this.wall);
+    this.field.placeholder = this.wall ? "15 min, 9:00-9:30" : "3 d, 2 d - 4 d";
     if (this.field.value !== this.said) this.field.value = this.said;
     const whole = this.span.chosen === null;
     for (const name of ["earlier", "later", "wider"]) id(name).disabled = whole;
