@@ -134,6 +134,7 @@ def undone(epoch: int = 0) -> None:
 
 def repeated(took_s: float) -> None:
     """The step under way is computed once more, after a pass that took so long: an audit wants that."""
+    _progress.batch()  # up to five passes and no step are no silence
     _progress.own.repeated(took_s)
 
 
