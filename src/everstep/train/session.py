@@ -40,7 +40,7 @@ from everstep.data.batches import Batches
 from everstep.probe import boot
 from everstep.state.flatten import Flat, Stateful
 from everstep.state.local import is_sharded
-from everstep.train import transfer
+from everstep.train import audit, transfer
 from everstep.train.buffers import share
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
@@ -395,6 +395,7 @@ class Step:
         if error is None:
             return False
         if self.committed or not self._ours(error):
+            audit.explain(error, self.turn)
             return False  # the script's own
         run._undo.restore()
         run.drop_gradients()
