@@ -179,7 +179,7 @@ class Engine:
     def aim(self, num_steps: int) -> None:
         """The loop of this script ends when the job has so many steps."""
         if num_steps != self._goal:
-            self._goal = num_steps
+            self._goal = self._guard.goal = num_steps
             self._tell()
 
     def ready(self) -> int:
