@@ -36,11 +36,13 @@ class Session:
         self.job, self.worker = job, Worker(name)
         self.member = Member(name, Stand(0), Phase.READY, epoch=5, formation=formation(5, "abcd"), prepared=5)
         self.history: tuple[int, ...] = ()
+        self.entered = 5
         self.published: dict[int, Stand] = {}
 
     def feed(self, *events: p.Event) -> None:
         for event in events:
             before = self.member
+            self.entered = before.epoch
             self.member, commands = commit.step(before, event)
             self.published |= {c.epoch: c.stand for c in commands if isinstance(c, p.PublishStand)}
             self._tell(before)

@@ -64,7 +64,7 @@ class Formations:
 
     def _made(self, session: SimSession, step: int, made_in: int) -> None:
         """Who goes on in a later formation has what was committed in this one, also when that is through late."""
-        epoch = session.member.epoch
+        epoch = session.entered  # an apply that is through late may lead to the next one at once
         self.made[step, made_in] = min(epoch, self.made.get((step, made_in), epoch))
         begun = [f for (p, f), fewest in self.begun.items() if p == session.worker.epoch and fewest <= step]
         without = [later for later in begun if later > epoch]
