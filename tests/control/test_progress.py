@@ -86,13 +86,14 @@ def test_time_in_saves_is_that_of_the_worker_that_saves_longest() -> None:
 
     def saving(rank: int, at_s: float, *seconds: float) -> NodeProgress:
         told = beat(rank, at_s)
-        work = tuple(StepWork(step, PACE_S, save_s=save_s) for step, save_s in enumerate(seconds))
+        work = tuple(StepWork(step, PACE_S, save_s=s, twice_s=2 * s) for step, s in enumerate(seconds))
         return msgspec.structs.replace(told, workers=(msgspec.structs.replace(told.workers[0], work=work),))
 
     progress = heard(saving(0, 1.0, 0.01, 0.0), saving(1, 1.0, 0.002), saving(0, 1.5, 0.0), saving(1, 1.5, 0.003))
     assert progress.snapshot().stall_s == pytest.approx(0.01)
     progress.add(saving(1, 2.0, 0.25), 2.0)
     assert progress.snapshot().stall_s == pytest.approx(0.255)
+    assert progress.snapshot().twice_s == pytest.approx(0.51)
 
 
 def test_a_newcomer_whose_count_jumps_to_the_jobs_is_no_quick_worker() -> None:

@@ -8,14 +8,17 @@ from everstep.control import node as n
 from everstep.control import roles
 from everstep.control.job import Stage as JobStage
 from everstep.core import events as e
+from everstep.core.errors import ExitCode
 from everstep.core.formation import Stage
 from everstep.core.types import Action, Activity, ExitCause, NodeLoss
 
 ALL = ["n1/0#0", "n1/1#0", "n2/0#0", "n2/1#0"]
 
 
-def fixed(nodes: int = 2, **changes: object) -> World:
-    return World(nodes, spec(**changes), fixed=True).running()
+def fixed(nodes: int = 2, goal: int = 0, **changes: object) -> World:
+    world = World(nodes, spec(**changes), fixed=True)
+    world.goal = goal
+    return world.running()
 
 
 def test_survivors_wait_until_the_dead_ones_place_is_ready() -> None:
@@ -275,3 +278,37 @@ def test_a_worker_without_a_role_that_had_one_is_seated_in_its_next_life_only() 
     world.say("n3/0#0", Stage.READY, 1)
     world.die("n1/1#0")
     assert world.seated() == ["n1/0#0", "n2/0#0", "n2/1#0"]
+
+
+def test_all_who_leave_the_loop_at_one_step_end_the_job() -> None:
+    """The first to end is not replaced at once: the others can only wait for it, or be about to end as well."""
+    world = fixed(goal=100)
+    world.die("n1/0#0", ExitCause.OK, "")
+    world.tick(50.0)
+    assert world.job.outcome is None and "n1/0#1" not in world.workers() and not world.job.vacant
+    for worker in ALL[1:]:
+        world.die(worker, ExitCause.OK, "")
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+    assert not world.said(e.IncidentOpened)
+
+
+def test_whose_loop_ended_is_not_waited_for_however_long_the_others_scripts_take() -> None:
+    world = fixed(goal=100)
+    for worker in ALL:
+        world.say(worker, Stage.MEMBER, 1, goal=world.committed, resumed=True)
+    world.die("n1/0#0", ExitCause.OK, "")
+    world.tick(3600.0)
+    assert world.job.outcome is None and "n1/0#1" not in world.workers()
+    for worker in ALL[1:]:
+        world.die(worker, ExitCause.OK, "")
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+    assert not world.said(e.IncidentOpened)
+
+
+def test_who_alone_leaves_the_loop_is_needed_again() -> None:
+    world = fixed(goal=100)
+    world.die("n1/0#0", ExitCause.OK, "")
+    world.tick(61.0)
+    assert "n1/0#1" in world.workers()
+    world.say("n1/0#1", Stage.READY)
+    assert world.seated() == ["n1/0#1", *ALL[1:]]

@@ -58,8 +58,10 @@ def test_a_slip_that_does_not_come_again_harms_nobody() -> None:
     for who, number in itertools.product(range(3), (0, 1)):
         found = judge(passes(3, {who: random}, {number}), proven=True)
         assert found.outcome is Outcome.ALIKE and who in found.roles
-    found = judge(passes(3, {2: random}, {0, 2}), proven=True)
+    found = judge(passes(3, {2: random}, {0, 2, 3}), proven=True)
     assert found == Finding(Outcome.WRONG, (2,), sure=True), "but who makes it again is no good"
+    found = judge(passes(3, {2: random}, {0, 2}), proven=True)
+    assert found == Finding(Outcome.WRONG, (2,), sure=False), "unless he is right as a rule"
     once = passes(3, {2: random}, {0, 3})
     assert judge(once, proven=True) == Finding(Outcome.WRONG, (2,), sure=False), "both in the same share"
 
@@ -70,6 +72,20 @@ def test_two_of_many_are_suspects_and_where_nothing_agrees_nobody_is() -> None:
     everybody = dict.fromkeys(range(4), random)
     assert judge(passes(4, everybody), proven=True) == Finding(Outcome.UNFIT)
     assert judge(passes(3, {0: wrong, 1: random}), proven=True) == Finding(Outcome.UNFIT)
+
+
+def test_bits_that_differ_now_and_then_on_whatever_member_are_nobodys_fault() -> None:
+    """Kernels without an order, say: one is hit in an attempt, another one in the next."""
+
+    def now_and_then(*numbers: int) -> Trace:
+        return lambda who, number, right: right + 1000 if number in numbers else right
+
+    found = judge(passes(8, {1: now_and_then(0), 5: now_and_then(3)}), proven=True)
+    assert found == Finding(Outcome.UNFIT)
+    beside = judge(passes(8, {1: wrong, 2: random, 5: now_and_then(3)}), proven=True)
+    assert beside == Finding(Outcome.UNFIT)
+    neighbours: dict[int, Trace] = {1: wrong, 2: lambda who, number, right: right + 7}
+    assert judge(passes(8, neighbours), proven=True) == Finding(Outcome.WRONG, (1, 2)), "both always"
 
 
 def test_unlike_hardware_and_what_is_not_known_tells_nothing() -> None:

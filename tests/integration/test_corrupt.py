@@ -103,6 +103,7 @@ def test_who_computes_wrong_gradients_is_named_replaced_and_leaves_no_trace(tmp_
     assert (step, verified, sure) == (15, 11, True) and [back.step for back in run.events(e.StateRestored)] == [8]
     assert any("up to which all had computed rightly" in update.why for update in run.events(e.IncidentUpdated))
     assert_ledger(run)
+    assert plain.events(e.StepsSeen)[-1].twice_s > 0.0, "a pass that is not committed makes no step"
 
 
 def test_of_two_who_compute_unlike_nobody_is_named_nor_believed(tmp_path: Path) -> None:

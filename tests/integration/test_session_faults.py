@@ -149,16 +149,18 @@ def test_several_jobs_at_once_whose_members_leave_their_loops(tmp_path: Path) ->
     """A2, B14, B18: all leave at the same step; one does, once; all fail at the same step, always."""
     jobs = {
         "all": (("--nproc-per-node", "3", "--max-restarts", "0"), steps(100, "--leave", "11")),
+        "fixed": (("--nproc-per-node", "2", "--max-restarts", "0"), steps(100, "--fixed", "--leave", "11")),
         "one": (("--nproc-per-node", "3"), steps(150, faults=("leave@11:1",))),
         "bug": (("--nproc-per-node", "2", "--set", "restart.crash_loop=3"), steps(100, "--bug", "5")),
         "plain": (("--nproc-per-node", "2"), steps(40)),
     }
     with ExitStack() as stack:
         runs = {n: stack.enter_context(SessionRun(tmp_path / n, *o, args=a)) for n, (o, a) in jobs.items()}
-        assert runs["all"].wait() == ExitCode.OK
-        runs["all"].check(12)
-        assert {lines[-1].step for lines in runs["all"].commits().values()} == {11}
-        assert not runs["all"].events(e.IncidentOpened)
+        for name in ("all", "fixed"):
+            assert runs[name].wait() == ExitCode.OK
+            runs[name].check(12)
+            assert {lines[-1].step for lines in runs[name].commits().values()} == {11}
+            assert not runs[name].events(e.IncidentOpened)
         assert runs["plain"].wait() == ExitCode.OK
         runs["plain"].check(40)
         assert runs["one"].wait() == ExitCode.OK

@@ -186,6 +186,15 @@ def test_all_wait_for_a_slow_one(told: Told) -> None:
     assert view.buckets["straggler loss"] == pytest.approx(12.0) and view.fleet.slow == 0
 
 
+def test_the_pass_of_an_audited_step_that_is_not_committed_is_redundant(told: Told) -> None:
+    told.at(30, e.StepsSeen(1, 20, 20, 30, 11, stall_s=1.0, twice_s=2.0))
+    told.at(40, e.StepsSeen(1, 30, 30, 40, 11, stall_s=1.0, twice_s=2.5))
+    view = told.view()
+    assert view.buckets[Bucket.REDUNDANCY] == pytest.approx(4 * 2.5)
+    assert view.buckets[Bucket.PRODUCTIVE] == pytest.approx(4 * (29 - 3.5))
+    assert view.ettr == pytest.approx((29 - 3.5) / 40)
+
+
 def test_steps_until_a_planned_end_of_an_epoch_count(told: Told) -> None:
     """Told to stop at step 13; that it was made is written down after the epoch is over."""
     told.at(21, e.IncidentOpened("I1", "grow", (), "a place is free"), e.StageChanged("running", "evicting"))

@@ -91,6 +91,18 @@ def test_time_goes_to_data_saves_and_the_rest(trainer: Trainer, tmp_path: Path) 
     assert after.data_s == after.save_s == 0
 
 
+def test_of_a_step_that_is_computed_twice_the_last_time_counts(trainer: Trainer) -> None:
+    boot.lengths([7])
+    time.sleep(5 * NAP_S)
+    before = trainer.page[Word.BATCHES]
+    boot.repeated(5 * NAP_S)
+    assert trainer.page[Word.BATCHES] == before + 1, "it is a sign of work, though no step"
+    time.sleep(NAP_S)
+    work = trainer.step()
+    assert NAP_S <= work.work_s < 5 * NAP_S and work.tokens == 0
+    assert work.twice_s == pytest.approx(5 * NAP_S) and trainer.step().twice_s == 0
+
+
 def test_waits_are_nobodys_work(trainer: Trainer) -> None:
     @boot.waiting
     def wait() -> None:

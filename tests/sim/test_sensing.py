@@ -137,8 +137,8 @@ def test_so_a_job_stands_still_for_as_long() -> None:
 
 @pytest.mark.parametrize(("nodes", "replicas", "suspects"), [(8, 4, ["n3"]), (4, 2, ["n1", "n3"])])
 def test_a_flipped_bit_is_found_at_the_next_comparison(nodes: int, replicas: int, suspects: list[str]) -> None:
-    """Every 25 steps: 1 s is 0.4 % of 250 s. Of two nobody is named before the steps are done again."""
-    job = {"replicas": replicas, "compare_s": 1.0}
+    """Every 25 steps: 0.875 s is 0.35 % of 250 s. Of two nobody is named before the steps are done again."""
+    job = {"replicas": replicas, "compare_s": 0.875}
     _, said = played(job=job, cluster={"nodes": nodes}, faults=fault("corrupt", at_step=205))
     incident = next(event for _, event in said if isinstance(event, e.IncidentOpened))
     steps = max(event.total_step for at_s, event in said if isinstance(event, e.StepsSeen) and at_s < 2260)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 import torch
 
 from everstep.detect.audit import Finding, Outcome
 from everstep.plan.checking import AUDIT_STEPS
-from everstep.train.audit import GIVE_UP, Audit, kind
+from everstep.train.audit import GIVE_UP, Audit, explain, kind
 from everstep.train.protocol import Audited, Said
 
 from .reducer_world import reducers, together
@@ -96,6 +98,14 @@ def test_it_gives_up_where_it_tells_nothing_and_one_says_so(capsys: pytest.Captu
     other.told(Audited(9, 1, Finding(Outcome.UNFIT)))
     assert not ours.adds(Said(), at(committed=9), 0).audit
     assert capsys.readouterr().err.count("There are no more audits") == 1
+
+
+def test_what_a_script_raises_where_it_has_another_role_says_so() -> None:
+    error = AttributeError("'NoneType' object has no attribute 'update'")  # a bar that only role 0 has
+    explain(error, turn=0)
+    assert not hasattr(error, "__notes__")
+    explain(error, turn=1)
+    assert "audit_every=0" in "".join(traceback.format_exception(error))
 
 
 def test_a_slip_is_told_and_audits_go_on(capsys: pytest.CaptureFixture[str]) -> None:

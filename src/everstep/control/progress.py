@@ -25,6 +25,7 @@ class EpochProgress:
         self.workers: dict[int, WorkerProgress] = {}
         self.seen_s: dict[int, float] = {}
         self.saving_s: dict[int, float] = {}  # that its steps took for saves so far
+        self.twice_s: dict[int, float] = {}  # and for passes that were not committed
         self.step_at_s = 0.0  # when the slowest worker made its last step
         self.first_step_at_s = -1.0  # when the last worker made its first step
         self.paces_s: deque[float] = deque(maxlen=PACES)
@@ -36,6 +37,8 @@ class EpochProgress:
             self._pace(worker, now)
             saving_s = sum(work.save_s for work in worker.work)
             self.saving_s[worker.rank] = self.saving_s.get(worker.rank, 0.0) + saving_s
+            twice_s = sum(work.twice_s for work in worker.work)
+            self.twice_s[worker.rank] = self.twice_s.get(worker.rank, 0.0) + twice_s
             self.workers[worker.rank] = worker
             self.seen_s[worker.rank] = now
         if not self.complete or self.step < 1:
@@ -103,6 +106,7 @@ class EpochProgress:
             saved_step=max((w.saved_step for w in workers), default=-1),
             rss_bytes=max((w.rss_bytes for w in workers), default=0),
             stall_s=round(max(self.saving_s.values(), default=0.0), 4),  # the others wait for the slowest
+            twice_s=round(max(self.twice_s.values(), default=0.0), 4),
         )
 
     def common_stop_step(self, now: float) -> int:

@@ -20,6 +20,7 @@ from everstep.core.types import Action, Blame, Exit, ExitCause, NodeReport, Verd
 from everstep.detect.blame import sentence
 
 FINISH_GRACE_S = 5.0  # a standby has nothing to save when the job is done
+LEAVE_S = 60.0  # between the first and the last of those who leave the loop together: one of them still evaluates
 DONE = "the job is done"
 FAULTS = ("crash", "node-lost", "hang", "exception")  # further deaths before the job went on belong to these
 
@@ -261,6 +262,8 @@ def _go_on(draft: Draft) -> bool:
     assert formation is not None
     if not seats.survivors(job, formation):
         return False
+    if job.fixed and _may_be_all(draft, formation):
+        return True
     if job.fixed:
         following = roles.refilled(job, formation, job.formed + 1)
         if following is None:
@@ -273,6 +276,20 @@ def _go_on(draft: Draft) -> bool:
         _stop_leavers(draft, following)
         seating.issue(draft, following)
     return True
+
+
+def _may_be_all(draft: Draft, formation: Formation) -> bool:
+    """Nobody died, but some left the loop before its end, a moment ago: the others may be about to, at the same step.
+
+    Where the number of members may change they go on without those who left, or end; here they can only wait.
+    """
+    job, plan = draft.job, draft.job.plan
+    assert plan is not None
+    gone = seats.dead(job, formation)
+    if not gone or not all(seats.early(job, worker) for worker in gone):
+        return False
+    ends_s = [job.ended[rank].seen_s for w in gone if (rank := seats.rank_of(plan, w)) is not None]
+    return draft.now < max(ends_s) + LEAVE_S
 
 
 def _wait(draft: Draft, formation: Formation) -> None:

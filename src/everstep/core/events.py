@@ -286,7 +286,8 @@ class StepsSeen(Event, frozen=True):
 
     `step_at_s`: when the last step was made, controller's clock. `first_step_at_s`: the epoch's first step, or -1.
     `total_step` is the optimizer's own count (-1 when it keeps none). `stall_s`: time of this membership's steps that
-    went into calls of saves, by the worker with most of it; it begins at 0 again after a change.
+    went into calls of saves, by the worker with most of it; it begins at 0 again after a change. `twice_s`: the same,
+    of what went into passes of audited steps that are not committed.
     """
 
     epoch: int
@@ -298,6 +299,7 @@ class StepsSeen(Event, frozen=True):
     saved_step: int = -1
     rss_bytes: int = 0
     stall_s: float = 0.0
+    twice_s: float = 0.0
 
 
 class MetricsSeen(Event, frozen=True):

@@ -22,8 +22,8 @@ STOP_NOW = 1 << 63  # value of Word.STOP_AT_STEP: deliver SIGTERM whatever the s
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # a worker that gets it writes the Python stacks of all its threads
 SAMPLE_SIGNAL = signal.SIGRTMIN + 10  # one that gets it samples where it is, until SAMPLE_UNTIL_NS
 LOGGED = 256  # steps whose work the page holds: with heartbeats of 0.5 s all, if a step takes 2 ms or more
-_LOG = 64  # word at which they begin; each is its number plus one, and five numbers
-_FIELDS = 6
+_LOG = 64  # word at which they begin; each is its number plus one, and six numbers
+_FIELDS = 7
 VALUES_BYTES = 8176  # of the newest values that the script logged
 _VALUES = _LOG + LOGGED * _FIELDS  # word at which they begin: two places in turn, each its number, its length and bytes
 _PLACE = VALUES_BYTES // 8 + 2
@@ -81,7 +81,8 @@ class Page:
         self._words[word] = value
 
     def log_work(self, step: int, *numbers: int) -> None:
-        """What the worker did in its step number `step`: own, data and save time (ns), tokens, squares (core.work)."""
+        """What the worker did in its step number `step`: own, data and save time (ns), tokens, squares, and how long
+        passes took that were not committed (core.work)."""
         words, at = self._words, _LOG + step % LOGGED * _FIELDS
         words[at] = 0  # who reads it now leaves it out
         for place, number in enumerate(numbers, at + 1):
@@ -94,9 +95,9 @@ class Page:
         found = []
         for step in range(max(after + 1, last - LOGGED + 1), last + 1):
             at = _LOG + step % LOGGED * _FIELDS
-            number, work, data, save, tokens, squares = words[at : at + _FIELDS].tolist()
+            number, work, data, save, tokens, squares, twice = words[at : at + _FIELDS].tolist()
             if number == words[at] == step + 1:
-                found.append(StepWork(step, work / 1e9, data / 1e9, save / 1e9, tokens, squares))
+                found.append(StepWork(step, work / 1e9, data / 1e9, save / 1e9, tokens, squares, twice / 1e9))
         return found
 
     def put_values(self, data: bytes) -> None:

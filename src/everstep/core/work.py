@@ -20,6 +20,7 @@ class StepWork(msgspec.Struct, frozen=True):
     save_s: float = 0.0  # of it: in saves
     tokens: float = 0.0  # N: sum of the lengths of the step's sequences; 0: not told
     squares: float = 0.0  # sum of the squares of their lengths; 0: not told
+    twice_s: float = 0.0  # beside `work_s`, and with waits: passes of an audited step before the one that counts
 
     @property
     def compute_s(self) -> float:

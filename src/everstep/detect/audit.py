@@ -4,7 +4,7 @@ Who computes wrong gradients spoils everybody alike, through the sum, so no repl
 share, before they are summed, are a function of state and share: whoever computes them comes to the same bits. In a
 pass of *turn* t the member with role j computes the share of role (j + t) % n; a *trace* is the hash of all of its own
 gradients. One additional pass shows whether anything is wrong. If so the step is computed anew, with as many turns as
-it takes until each share was computed by three members: who differs wherever he had a hand in it is named.
+it takes until each share was computed by three members: who alone differs, and as a rule, is named.
 
 Pure functions over what all members told, so all come to the same finding.
 """
@@ -77,8 +77,7 @@ def _who(passes: Sequence[Pass], proven: bool) -> Finding:
     culprits = [role for role in range(len(shares)) if all(_agree(told, role) for told in shares)]
     if len(culprits) == 1:
         (role,) = culprits
-        times = sum(len({trace for _, trace in told}) > 1 for told in shares)
-        return Finding(Outcome.WRONG, (role,), sure=times > 1)
+        return Finding(Outcome.WRONG, (role,), sure=_mostly_odd(shares, role))
     suspects = tuple(culprits) or _outvoted(shares)
     return Finding(Outcome.WRONG, suspects) if suspects and proven else Finding(Outcome.UNFIT)
 
@@ -87,13 +86,25 @@ def _agree(told: Sequence[tuple[int, int]], without: int) -> bool:
     return len({trace for role, trace in told if role != without}) <= 1
 
 
-def _outvoted(shares: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, ...]:
-    """Several are wrong. Nobody, if no share came out alike: then it is how they compute, not who."""
-    if all(len({trace for _, trace in told}) > 1 for told in shares):
-        return ()
-    found = set()
+def _mostly_odd(shares: Sequence[Sequence[tuple[int, int]]], role: int) -> bool:
+    """Whether he, with whom alone the others do not agree, differs as a rule, and in several shares. Kernels that now
+    and then come to other bits hit somebody twice sooner or later."""
+    odd = []
     for told in shares:
-        traces = [trace for _, trace in told]
-        right = max(traces, key=traces.count)
-        found |= {role for role, trace in told if trace != right}
-    return tuple(sorted(found))
+        right = next(trace for other, trace in told if other != role)
+        odd.append([trace != right for other, trace in told if other == role])
+    each = [different for share in odd for different in share]
+    return sum(map(any, odd)) > 1 and 2 * sum(each) > len(each)
+
+
+def _outvoted(shares: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, ...]:
+    """Several are wrong, each of them always. Else nobody: kernels which now and then come to other bits, on whatever
+    member, look like that."""
+    right: set[tuple[int, bool]] = set()
+    for told in shares:
+        voters = {trace: len({role for role, each in told if each == trace}) for _, trace in told}
+        most = max(voters.values())
+        if list(voters.values()).count(most) == 1:  # else this share cannot tell
+            right |= {(role, voters[trace] == most) for role, trace in told}
+    wrong = {role for role, good in right if not good}
+    return () if any((role, True) in right for role in wrong) else tuple(sorted(wrong))

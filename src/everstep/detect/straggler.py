@@ -257,12 +257,12 @@ class Straggler:
         level = float(self._usual.own[0, member]) if channel == 0 else 1.0
         slowdown, since = float(excess) / level, int(self._up.onset[channel, member])
         length, noise = int(self._up.length[channel, member]), float(self._usual.spread[channel, member])
-        unit = "of what its work predicts" if channel == 0 else "of a step's usual work"
-        peers = "beyond the others' median" if self._members > 1 else "with no other member to compare with"
+        longer = "longer than its work predicts" if channel == 0 else "of a step's usual work longer"
+        others = "compared with the others" if self._members > 1 else "with no other member to compare with"
         why = (
-            f"{PHASES[channel]} takes {100 * excess:.1f} % {unit} longer {peers} than usual since step {since}, "
-            f"{100 * own:.1f} % longer than its own past; late in {round(late * length)} of {length} steps; "
-            f"its noise is {100 * noise:.1f} %"
+            f"{PHASES[channel]} takes {100 * excess:.1f} % {longer} since step {since}, {others}; "
+            f"{100 * own:.1f} % longer than in its own past; late in {round(late * length)} of {length} steps, "
+            f"which vary by {100 * noise:.1f} % as a rule"
         )
         certain = (1.0 if self._members > 1 else 0.7) * length / (length + 0.5)
         self._mark(member, channel, float(excess), since)

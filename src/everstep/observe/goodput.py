@@ -56,6 +56,7 @@ class Goodput(msgspec.Struct):
     redundant: float = 0.0  # share of the rest of that time that is spent on redundancy
     detected: float = 0.0  # booked as detection when nobody made steps any more, since the newest step
     stalled_s: float = 0.0  # since the newest step, in saves
+    twice_s: float = 0.0  # since then, in passes of audited steps that are not committed
     started: bool = False  # a step was made
     over: bool = False
 
@@ -155,14 +156,18 @@ class Goodput(msgspec.Struct):
         """Time in which steps were made: what of it they are worth, and what was lost beside them."""
         span_s = until_s - segment.from_s
         stall_s = min(span_s, self.stalled_s)
-        total = segment.acting * (span_s - stall_s)
+        twice_s = min(span_s - stall_s, self.twice_s)
+        useful_s = span_s - stall_s - twice_s
+        total = segment.acting * useful_s
         self.stalled_s -= stall_s
-        self.loose_s += span_s - stall_s
-        self.effective_s += span_s - stall_s
-        if self.told or self.slow or stall_s:
+        self.twice_s -= twice_s
+        self.loose_s += useful_s
+        self.effective_s += useful_s
+        if self.told or self.slow or stall_s or twice_s:
             share, owner = self._lost()
             lost, redundant = total * share, total * (1 - share) * self.redundant
-            parts = ((STRAGGLER, owner, lost), (REDUNDANCY, "", redundant), (STALL, "", segment.acting * stall_s))
+            twice, stall = segment.acting * twice_s, segment.acting * stall_s
+            parts = ((STRAGGLER, owner, lost), (REDUNDANCY, "", redundant + twice), (STALL, "", stall))
             for bucket, whose, spent in parts:
                 if spent:
                     self._book(bucket, whose, segment.from_s, until_s, spent)

@@ -24,6 +24,7 @@ class Steps(msgspec.Struct):
     saves: int = 0
     saved_step: int = -1
     stalled_s: float = 0.0
+    twice_s: float = 0.0
     brief: tuple[float, int] = (0.0, 0)  # seconds and steps since the last of `paces`
     paces: list[tuple[float, int]] = []  # of the last intervals: seconds, steps
 

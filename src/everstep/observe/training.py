@@ -32,7 +32,8 @@ class Training:
             return False
         made_at_s = min(at_s, max(0.0, known.at(seen.step_at_s)))
         goodput.stalled_s += seen.stall_s - (steps.stalled_s if seen.stall_s >= steps.stalled_s else 0.0)
-        steps.stalled_s = seen.stall_s
+        goodput.twice_s += seen.twice_s - (steps.twice_s if seen.twice_s >= steps.twice_s else 0.0)
+        steps.stalled_s, steps.twice_s = seen.stall_s, seen.twice_s
         since_s, first = goodput.last_s, steps.fresh
         if first:
             first_s = known.at(seen.first_step_at_s) if seen.first_step_at_s >= 0 else made_at_s

@@ -132,6 +132,12 @@ def undone(epoch: int = 0) -> None:
     _progress.own.trace.undone(epoch)
 
 
+def repeated(took_s: float) -> None:
+    """The step under way is computed once more, after a pass that took so long: an audit wants that."""
+    _progress.batch()  # up to five passes and no step are no silence
+    _progress.own.repeated(took_s)
+
+
 def lengths(lengths: Iterable[int]) -> None:
     """The script tells the lengths of the sequences of the step under way, before its optimizer's step.
 

@@ -53,12 +53,19 @@ class OwnTime:
         self._open: list[tuple[Account, Kind, int]] = []  # the last: what it is in the trace, and since when
         self._turned_ns = 0
         self._step = 0
+        self._twice_ns = 0
         self.forget()
 
     def forget(self) -> None:
         """The step under way is no measure: the first one, one that a fault undid."""
-        self._whole = False
+        self._whole, self._twice_ns = False, 0
         self._empty()
+
+    def repeated(self, took_s: float) -> None:
+        """The step under way is computed once more, though nothing is wrong: only the last time is its measure."""
+        self._twice_ns += int(took_s * 1e9)
+        self._empty()
+        self.trace.undone(0)
 
     def _empty(self) -> None:
         self._mark = time.monotonic_ns()
@@ -111,8 +118,8 @@ class OwnTime:
         self._charge()
         if self._whole and self.page is not None and step == self._step + 1:  # else a session went back, or on
             compute, _, data, save = self._spent
-            self.page.log_work(step, compute + data + save, data, save, self._tokens, self._squares)
-        self._whole, self._step = True, step
+            self.page.log_work(step, compute + data + save, data, save, self._tokens, self._squares, self._twice_ns)
+        self._whole, self._step, self._twice_ns = True, step, 0
         self._empty()
 
     def lengths(self, lengths: Iterable[int]) -> None:

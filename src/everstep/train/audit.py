@@ -87,6 +87,15 @@ class Audit:
             print(f"everstep: audit of step {news.step}: {text}{off}", file=sys.stderr)
 
 
+def explain(error: BaseException, turn: int) -> None:
+    """The script raised this. In a pass that hands shares on it may be for a role that is not as it was."""
+    if turn:
+        error.add_note(
+            "everstep: in the first pass of an audited step, in which run.role is another member's. Use what only one "
+            "member has after the block, `if step.committed`; or turn audits off: everstep.session(audit_every=0)"
+        )
+
+
 @functools.cache
 def kind() -> int:
     """What this process computes with: only who has the same comes to the same bits."""

@@ -73,7 +73,7 @@ class Engine:
         self._member = commit.Member(worker)
         self._todo: deque[protocol.Command] = deque()
         self._unreachable: LinkError | None = None
-        self._committed_s = 0.0
+        self._committed_s = self._began_s = 0.0
         self._gap_s = self._late_s = -1.0
         self._resumed_in = 0  # epoch of the last commit here
         self._stage = Stage.WARMING
@@ -179,7 +179,7 @@ class Engine:
     def aim(self, num_steps: int) -> None:
         """The loop of this script ends when the job has so many steps."""
         if num_steps != self._goal:
-            self._goal = num_steps
+            self._goal = self._guard.goal = num_steps
             self._tell()
 
     def ready(self) -> int:
@@ -192,6 +192,7 @@ class Engine:
         return command.step
 
     def began(self) -> None:
+        self._began_s = time.monotonic()
         self._feed(protocol.Began(self.epoch))
 
     def vote(self, finite: bool, keep: Tier = Tier.NOTHING, said: Said = NOTHING_SAID) -> bool:
@@ -211,6 +212,8 @@ class Engine:
             return True
         with self._news:
             self._todo.appendleft(command)  # for `ready`: the state is whole only at the end of the step
+        if self.audits:
+            boot.repeated(time.monotonic() - self._began_s)
         if self._replaced or self.committed == before:
             raise EpochBroken(
                 self.epoch,

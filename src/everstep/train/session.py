@@ -40,7 +40,7 @@ from everstep.data.batches import Batches
 from everstep.probe import boot
 from everstep.state.flatten import Flat, Stateful
 from everstep.state.local import is_sharded
-from everstep.train import transfer
+from everstep.train import audit, ending, transfer
 from everstep.train.buffers import share
 from everstep.train.channel import Channel
 from everstep.train.engine import Engine
@@ -183,7 +183,6 @@ class Session:
         if not self._opened:
             self._open()
         self._engine.aim(int(num_steps))
-        self._guard.goal = int(num_steps)
         while True:
             if boot.stop_due():
                 self._keeping.finish("before the stop")
@@ -197,7 +196,8 @@ class Session:
             self._keeping.stop_if_told()
             self._keeping.between()
             self._current = step = Step(self, number)
-            yield step
+            with ending.in_loop(self._engine):
+                yield step
             if not step.entered:
                 raise ValueError("the loop over run.steps(...) needs `with step:` around the work of a step")
 
@@ -395,6 +395,7 @@ class Step:
         if error is None:
             return False
         if self.committed or not self._ours(error):
+            audit.explain(error, self.turn)
             return False  # the script's own
         run._undo.restore()
         run.drop_gradients()
