@@ -36,6 +36,7 @@ WORLDS = {
     "standby for leaver, two deaths": Scenario(2, 1, steps=1, deaths=2, plans=("swap",)),
     "broken link, death": Scenario(2, 1, steps=1, deaths=1, blips=1),
     "live member fenced, death": Scenario(2, 1, steps=1, deaths=1, fences=1),
+    "broken link, then a live member fenced": Scenario(2, 1, steps=1, blips=1, fences=1),
     "fenced member seated again": Scenario(2, steps=2, fences=1, returns=True),
     "all steps skipped": Scenario(2, 1, steps=2, deaths=2, nonfinite="always"),
     "each member's gradients finite or not": Scenario(2, 1, steps=2, deaths=2, nonfinite="mixed"),

@@ -34,6 +34,8 @@ class Formations:
         self.newest = 0
         self.issued: dict[int, list[Formation]] = {}  # by the epoch of their plan
         self.log: dict[int, list[int]] = {}  # plan's epoch -> for each committed step the epoch of its gradients
+        self.made: dict[tuple[int, int], int] = {}  # step, epoch of its gradients -> the first epoch that committed it
+        self.begun: dict[tuple[int, int], int] = {}  # plan's epoch, formation's -> fewest steps somebody went on with
         self.rollbacks: dict[int, int] = {}  # formation's epoch -> the step that all went back to in it
         self.history: list[int] = []  # the job's steps, by the epoch of their gradients
         self.most = 0  # steps that were ever committed
@@ -49,6 +51,7 @@ class Formations:
         log = self.log.setdefault(session.worker.epoch, [])
         made_in, step = session.history[-1], len(session.history) - 1
         name = session.worker.name
+        self._made(session, step, made_in)
         if step < len(log):
             require(log[step] == made_in, f"step {step} of {log[step]} is committed again in {made_in} by {name}")
             return
@@ -58,6 +61,14 @@ class Formations:
         log.append(made_in)
         self.history = log
         self.most = max(self.most, len(log))
+
+    def _made(self, session: SimSession, step: int, made_in: int) -> None:
+        """Who goes on in a later formation has what was committed in this one, also when that is through late."""
+        epoch = session.entered  # an apply that is through late may lead to the next one at once
+        self.made[step, made_in] = min(epoch, self.made.get((step, made_in), epoch))
+        begun = [f for (p, f), fewest in self.begun.items() if p == session.worker.epoch and fewest <= step]
+        without = [later for later in begun if later > epoch]
+        require(not without, f"{session.worker.name} commits step {step} in {epoch}, {without} went on without it")
 
     def founded(self, session: SimSession) -> None:
         log = self.log.get(session.worker.epoch, [])
@@ -86,8 +97,14 @@ class Formations:
         log, history = self.log.get(session.worker.epoch, []), session.history
         name, epoch = session.worker.name, session.member.epoch
         require(len(history) == step and list(history) == log[:step], f"{name} at step {step} holds {history}")
-        safe = sum(made_in < epoch for made_in in log)
-        require(step >= safe, f"{name} is at step {step} in formation {epoch}: {safe} were committed before")
+        before = [n for n, made_in in enumerate(log) if n >= step and self.made.get((n, made_in), made_in) < epoch]
+        require(not before, f"{name} is at step {step} in formation {epoch}: steps {before} were committed before")
+        if step < len(log):  # in a later formation: one who is in that can take no part in this one any more
+            assert session.member.formation is not None
+            stale = not self.can_commit(session.worker.epoch, session.member.formation)
+            require(stale, f"{name} is at step {step} of {len(log)} in formation {epoch}, which can commit")
+        key = session.worker.epoch, epoch
+        self.begun[key] = min(step, self.begun.get(key, step))
 
     # The job --------------------------------------------------------------------------------------------
 
