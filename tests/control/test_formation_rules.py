@@ -1,4 +1,4 @@
-"""The rule about missed steps in `testing.formations`: members of the shipped protocol, driven by hand, and broken ones."""
+"""The rule about missed steps in `testing.formations`: members of the shipped protocol by hand, and broken ones."""
 
 from __future__ import annotations
 
