@@ -280,16 +280,20 @@ def test_a_worker_without_a_role_that_had_one_is_seated_in_its_next_life_only() 
     assert world.seated() == ["n1/0#0", "n2/0#0", "n2/1#0"]
 
 
+def the_others_end_too(world: World) -> None:
+    for worker in ALL[1:]:
+        world.die(worker, ExitCause.OK, "")
+    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
+    assert not world.said(e.IncidentOpened)
+
+
 def test_all_who_leave_the_loop_at_one_step_end_the_job() -> None:
     """The first to end is not replaced at once: the others can only wait for it, or be about to end as well."""
     world = fixed(goal=100)
     world.die("n1/0#0", ExitCause.OK, "")
     world.tick(50.0)
     assert world.job.outcome is None and "n1/0#1" not in world.workers() and not world.job.vacant
-    for worker in ALL[1:]:
-        world.die(worker, ExitCause.OK, "")
-    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
-    assert not world.said(e.IncidentOpened)
+    the_others_end_too(world)
 
 
 def test_whose_loop_ended_is_not_waited_for_however_long_the_others_scripts_take() -> None:
@@ -299,10 +303,7 @@ def test_whose_loop_ended_is_not_waited_for_however_long_the_others_scripts_take
     world.die("n1/0#0", ExitCause.OK, "")
     world.tick(3600.0)
     assert world.job.outcome is None and "n1/0#1" not in world.workers()
-    for worker in ALL[1:]:
-        world.die(worker, ExitCause.OK, "")
-    assert world.job.outcome is not None and world.job.outcome.exit_code == ExitCode.OK
-    assert not world.said(e.IncidentOpened)
+    the_others_end_too(world)
 
 
 def test_who_alone_leaves_the_loop_is_needed_again() -> None:

@@ -24,7 +24,7 @@ from everstep.plan.checking import Pace
 from everstep.state import fingerprint, naming
 from everstep.state.flatten import Stateful
 from everstep.state.local import local
-from everstep.train.audit import Audit
+from everstep.train import audit
 from everstep.train.protocol import Doubt, Said, Vote
 
 SMALL_BYTES = 16 << 10  # tensors up to here are hashed together: a call for each would cost more than its bytes
@@ -32,29 +32,15 @@ TRACED = 4096  # steps whose traces are remembered, at most
 GIVE_UP = 3  # times that replicas differ without ever agreeing in between: they do not compute the same
 
 
-class Position(Protocol):
+class Position(audit.Position, Protocol):
     """Where this process stands among the members of the job. The engine's words."""
 
     @property
-    def role(self) -> int: ...
-    @property
-    def num_members(self) -> int: ...
-    @property
-    def shards(self) -> int: ...
-    @property
     def epoch(self) -> int: ...
-    @property
-    def committed(self) -> int: ...
     @property
     def seats(self) -> tuple[Seat, ...]: ...
     @property
     def checks(self) -> bool: ...
-    @property
-    def turn(self) -> int: ...
-    @property
-    def audits(self) -> bool: ...
-    @property
-    def unsure(self) -> int: ...
 
 
 def differ(votes: Sequence[Vote], shards: int) -> bool:
@@ -74,7 +60,7 @@ class Guard:
             raise ValueError(f"check_every = {every}: a number of steps, 0 for never, None for as often as it is cheap")
         self._every, self._objects = every, objects
         self._pace = Pace(every)
-        self.audit = Audit(audit_every)
+        self.audit = audit.Audit(audit_every)
         self._voted_s = 0.0
         self._traces: dict[int, tuple[int, ...]] = {}  # by step, of all roles
         self._replay: corrupt.Replay | None = None
