@@ -479,3 +479,19 @@ def test_a_plain_python_script(tmp_path: Path) -> None:
     (commits,) = tmp_path.glob("commits-*.jsonl")
     lines = [msgspec.json.decode(line) for line in commits.read_text().splitlines()]
     assert [(line["step"], line["role"], line["members"]) for line in lines] == [(n, 0, 1) for n in range(5)]
+
+
+def test_a_loop_that_is_left_ends_there_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those whose loops ended at the same step are waited for, or replaced."""
+    goals: list[int] = []
+    model = net()
+    with everstep.session() as run:
+        run.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        monkeypatch.setattr(run._engine, "_report", lambda report: goals.append(report.goal))
+        for step in run.steps(STEPS):
+            with step:
+                for batch in step.share(batches()):
+                    loss_of(model, batch).backward()
+            if step.index == 2:
+                break
+    assert STEPS in goals and goals[-1] == 3
