@@ -15,8 +15,9 @@ from told_jobs import folded
 
 from everstep.core import events as e
 from everstep.core.decisions import Action, Alternative
+from everstep.core.load import DeviceLoad, NodeLoad
 from everstep.core.types import Blame
-from everstep.observe import charts
+from everstep.observe import charts, usage
 from everstep.observe.charts import Frame, nice_ticks, time_ticks
 from everstep.observe.explain import explain, state
 from everstep.observe.html import BUCKETS, DARK, LIGHT
@@ -36,6 +37,7 @@ from everstep.observe.view import (
     NodeView,
     SaveView,
     Series,
+    Usage,
     View,
 )
 
@@ -300,3 +302,9 @@ def test_amounts() -> None:
     assert money(Price(), 1e9) == "" and money(Price(1.0), 1.0) == "less than 0.01 USD"
     assert money(Price(2.5, "EUR"), 3600 * 1000) == "2,500 EUR"
     assert [percent(v) for v in (0, 1e-5, 0.001, 0.05, 1)] == ["0.0 %", "below 0.01 %", "0.10 %", "5.00 %", "100.0 %"]
+
+
+def test_a_job_without_devices_says_nothing_of_them() -> None:
+    used = Usage()
+    usage.add(used, {"n0": NodeLoad(150, 2), "n1": NodeLoad(150, 2, devices=(DeviceLoad(),))})
+    assert used.looks == 2 and not any("device" in line for line in usage.lines(used))

@@ -20,7 +20,7 @@ def add(usage: Usage, loads: Mapping[str, NodeLoad]) -> None:
         if load.memory_share > usage.memory_peak:
             usage.memory_peak, usage.memory_node = load.memory_share, node
         worst = max((device.used_percent for device in load.devices), default=-1) / 100
-        if worst > usage.device_memory_peak:
+        if worst >= 0 and worst > usage.device_memory_peak:  # below 0: no device, or one that does not tell
             usage.device_memory_peak, usage.device_memory_node = worst, node
         for local_rank, percent in enumerate(load.workers):
             if percent > usage.worker_percent:
