@@ -245,7 +245,7 @@ def test_modules_programs_and_missing_files(bench: Bench) -> None:
 
 
 def test_stacks_on_request(bench: Bench) -> None:
-    attempt = bench.script("def stuck():\n    while True: pass\nprint('go')\nstuck()")
+    attempt = bench.script("def stuck():\n    print('go')\n    while True: pass\nstuck()")
     pid = bench.pid(attempt)
     bench.until(lambda: attempt.out.exists() and attempt.out.read_text() == "go\n")
     os.kill(pid, STACKS_SIGNAL)
